@@ -1,0 +1,1 @@
+"""bottlenecks of gpuflight."""

@@ -1,0 +1,405 @@
+"""The kinds of entity, one class each: what identifies it, which attributes and metrics it carries.
+
+Identity fields are required keyword arguments; everything else goes into ``attributes`` (rarely changing facts) and
+``metrics`` (numbers with their unit in the name). The lists below name what the collectors of this package fill; an
+entity may carry less (see ``unknown``) or more (plugins).
+"""
+
+from __future__ import annotations
+
+from gpuflight.graph.element import Entity
+
+
+class Host(Entity, tag="Host", gc=False, kw_only=True):
+    """A machine. attributes: name, machine_id, boot_id, kernel, architecture, virtualisation.
+    metrics: cpus_count, memory_total_bytes, memory_available_bytes, swap_used_bytes, load_1min, cpu_busy_pct."""
+
+    hostname: str
+
+    def _identity(self) -> str:
+        return self.hostname
+
+
+class Process(Entity, tag="Process", gc=False, kw_only=True):
+    """A process: its pid *and* start time (clock ticks since boot), so that a reused pid is a new entity.
+
+    attributes: name (comm), cmdline (redacted), exe, state, ppid, uid, user, cgroup, nspids, netns, cpus_allowed, top_cpu.
+    metrics: cpu_pct (of one core, over the round), rss_bytes, threads_count, fds_count, major_faults_per_s,
+    context_switches_voluntary_per_s, context_switches_involuntary_per_s, io_read_bytes_per_s, io_write_bytes_per_s."""
+
+    pid: int
+    start: int
+
+    def _identity(self) -> str:
+        return f"pid={self.pid},start={self.start}"
+
+
+class Thread(Entity, tag="Thread", gc=False, kw_only=True):
+    """A thread of a process. attributes: name, state, processor, cpus_allowed. metrics: cpu_pct, run_delay_pct."""
+
+    tid: int
+    start: int
+
+    def _identity(self) -> str:
+        return f"tid={self.tid},start={self.start}"
+
+
+class Container(Entity, tag="Container", gc=False, kw_only=True):
+    """A container by its full id. attributes: name, runtime, image, pod_uid, cgroup.
+    metrics: cpu_pct, cpu_quota_cores, throttled_pct, memory_used_bytes, memory_limit_bytes, pids_count."""
+
+    container_id: str
+
+    def _identity(self) -> str:
+        return self.container_id
+
+
+class Pod(Entity, tag="Pod", gc=False, kw_only=True):
+    """A Kubernetes pod by its uid. attributes: name, qos, cgroup."""
+
+    uid: str
+
+    def _identity(self) -> str:
+        return self.uid
+
+
+class Unit(Entity, tag="Unit", gc=False, kw_only=True):
+    """A systemd unit (service, scope or slice) by its cgroup path. attributes: name, cgroup. metrics: as Container."""
+
+    path: str
+
+    def _identity(self) -> str:
+        return self.path
+
+
+class Socket(Entity, tag="Socket", gc=False, kw_only=True):
+    """One end of an internet socket: protocol and local address. ``netns`` is 0 in the host's network namespace.
+
+    attributes: state (LISTEN, ESTABLISHED …), inode, uid, remote (True for an end that is not on this host).
+    metrics: recv_queue_bytes, send_queue_bytes, backlog_count, backlog_max_count, drops_count."""
+
+    protocol: str
+    address: str
+    netns: int = 0
+
+    def _identity(self) -> str:
+        return f"{self.protocol},{self.address}" + (f",netns={self.netns}" if self.netns else "")
+
+
+class UnixSocket(Entity, tag="UnixSocket", gc=False, kw_only=True):
+    """A unix-domain socket by inode. attributes: path (abstract names begin with @), type, state.
+    metrics: recv_queue_bytes, send_queue_bytes."""
+
+    inode: int
+
+    def _identity(self) -> str:
+        return f"ino={self.inode}"
+
+
+class Pipe(Entity, tag="Pipe", gc=False, kw_only=True):
+    """A pipe or a named fifo, by device and inode (device 0: the pipe file system). attributes: path (fifo)."""
+
+    inode: int
+    device: int = 0
+
+    def _identity(self) -> str:
+        return f"ino={self.inode}" + (f",dev={self.device}" if self.device else "")
+
+
+class SharedMemory(Entity, tag="SharedMemory", gc=False, kw_only=True):
+    """A shared memory segment: mechanism ``posix``, ``sysv``, ``memfd`` or ``file``, and its key within that.
+
+    attributes: name, path, owner_uid, creator_pid, deleted. metrics: size_bytes, resident_bytes, attached_count."""
+
+    mechanism: str
+    key: str
+
+    def _identity(self) -> str:
+        return f"{self.mechanism},{self.key}"
+
+
+class MessageQueue(Entity, tag="MessageQueue", gc=False, kw_only=True):
+    """A message queue: mechanism ``posix`` or ``sysv``, and its key. metrics: queued_bytes, messages_count, limit_bytes."""
+
+    mechanism: str
+    key: str
+
+    def _identity(self) -> str:
+        return f"{self.mechanism},{self.key}"
+
+
+class Semaphore(Entity, tag="Semaphore", gc=False, kw_only=True):
+    """A semaphore (set): mechanism ``posix`` or ``sysv``, and its key. metrics: semaphores_count."""
+
+    mechanism: str
+    key: str
+
+    def _identity(self) -> str:
+        return f"{self.mechanism},{self.key}"
+
+
+class CpuPackage(Entity, tag="CpuPackage", gc=False, kw_only=True):
+    """A CPU socket. attributes: name (model), cpus. metrics: cores_count, cpus_count."""
+
+    index: int
+
+    def _identity(self) -> str:
+        return str(self.index)
+
+
+class Numa(Entity, tag="Numa", gc=False, kw_only=True):
+    """A NUMA node. attributes: cpus (list format), has_cpus, has_memory.
+    metrics: memory_total_bytes, memory_free_bytes, memory_used_bytes, numa_miss_per_s, numa_foreign_per_s."""
+
+    index: int
+
+    def _identity(self) -> str:
+        return str(self.index)
+
+
+class NumaSet(Entity, tag="NumaSet", gc=False, kw_only=True):
+    """A set of NUMA nodes as one hyper-node; ``nodes`` in list format, e.g. ``0,2-4``."""
+
+    nodes: str
+
+    def _identity(self) -> str:
+        return self.nodes
+
+
+class GPU(Entity, tag="GPU", gc=False, kw_only=True):
+    """A GPU by UUID. attributes: name, index, minor, pci_address, serial, driver, cuda_driver, compute_capability, state
+    (``ok`` | ``lost``), mig_mode, persistence, ecc_mode, clock_event_reasons, numa_node, cpus (local CPUs), last_xid …
+
+    metrics: sm_util_pct, memory_util_pct, memory_total_bytes, memory_used_bytes, memory_reserved_bytes,
+    memory_unattributed_bytes, sm_clock_hz, memory_clock_hz, sm_clock_max_hz, power_watts, power_limit_watts,
+    temperature_celsius, pcie_gen, pcie_gen_max, pcie_width, pcie_width_max, pcie_rx_bytes_per_s, pcie_tx_bytes_per_s,
+    pcie_replays_count, ecc_uncorrected_count, ecc_corrected_count, rows_remapped_count, nvlink_active_count …"""
+
+    uuid: str
+
+    def _identity(self) -> str:
+        return f"uuid={self.uuid}"
+
+
+class MigInstance(Entity, tag="MigInstance", gc=False, kw_only=True):
+    """A MIG device by UUID. attributes: name, profile, gpu_instance, compute_instance.
+    metrics: memory_total_bytes, memory_used_bytes (utilisation is not reported by NVML on MIG: unknown, not 0)."""
+
+    uuid: str
+
+    def _identity(self) -> str:
+        return f"uuid={self.uuid}"
+
+
+class NvSwitch(Entity, tag="NvSwitch", gc=False, kw_only=True):
+    """An NVSwitch, as seen from the GPUs' links, by PCI address."""
+
+    address: str
+
+    def _identity(self) -> str:
+        return self.address
+
+
+class NPU(Entity, tag="NPU", gc=False, kw_only=True):
+    """An NPU by index. attributes: name, pci_address, health, cpus. metrics: util_pct, memory_used_bytes, temperature_celsius …"""
+
+    index: int
+
+    def _identity(self) -> str:
+        return str(self.index)
+
+
+class PciDevice(Entity, tag="PciDevice", gc=False, kw_only=True):
+    """A PCI function by address ``dddd:bb:dd.f`` (lower case). attributes: class_code, class_name, vendor_id, device_id,
+    driver, numa_node, cpus, port_type. metrics: link_speed_gt_per_s, link_width, link_speed_max_gt_per_s, link_width_max."""
+
+    address: str
+
+    def _identity(self) -> str:
+        return self.address
+
+
+class Nic(Entity, tag="Nic", gc=False, kw_only=True):
+    """A network interface. attributes: mac, operstate, driver, pci_address, numa_node, mtu, addresses.
+    metrics: speed_bits_per_s, rx_bytes_per_s, tx_bytes_per_s, rx_drops_per_s, tx_drops_per_s, rx_errors_per_s …"""
+
+    name: str
+    netns: int = 0
+
+    def _identity(self) -> str:
+        return self.name + (f",netns={self.netns}" if self.netns else "")
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+
+class Disk(Entity, tag="Disk", gc=False, kw_only=True):
+    """A block device. attributes: model, rotational, pci_address, numa_node, parent.
+    metrics: size_bytes, read_bytes_per_s, write_bytes_per_s, io_time_pct, in_flight_count."""
+
+    name: str
+
+    def _identity(self) -> str:
+        return self.name
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+
+class Mount(Entity, tag="Mount", gc=False, kw_only=True):
+    """A mounted file system by mount point. attributes: source, fstype, options (secrets redacted), server (NFS).
+    metrics: size_bytes, used_bytes, free_bytes, used_pct, inodes_used_pct; NFS: rtt_ms, retransmits_per_s …"""
+
+    path: str
+
+    def _identity(self) -> str:
+        return self.path
+
+
+class RdmaDevice(Entity, tag="RdmaDevice", gc=False, kw_only=True):
+    """An RDMA device. attributes: node_type, firmware, node_guid, pci_address, numa_node, netdevs."""
+
+    name: str
+
+    def _identity(self) -> str:
+        return self.name
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+
+class RdmaPort(Entity, tag="RdmaPort", gc=False, kw_only=True):
+    """A port of an RDMA device. attributes: state, physical_state, link_layer, lid. metrics: speed_bits_per_s, every
+    counter as ``<name>_count`` and its rate as ``<name>_per_s``."""
+
+    device: str
+    port: int
+
+    def _identity(self) -> str:
+        return f"{self.device}/{self.port}"
+
+
+class RdmaQueuePair(Entity, tag="RdmaQueuePair", gc=False, kw_only=True):
+    """A local RDMA queue pair. attributes: type, state, pid, remote_qpn, path_mig_state."""
+
+    device: str
+    qpn: int
+
+    def _identity(self) -> str:
+        return f"{self.device},qpn={self.qpn}"
+
+
+class RdmaQueuePairEndpoint(Entity, tag="RdmaQueuePairEndpoint", gc=False, kw_only=True):
+    """The far end of a connected queue pair: its address (GID or LID) and number."""
+
+    address: str
+    qpn: int
+
+    def _identity(self) -> str:
+        return f"{self.address},qpn={self.qpn}"
+
+
+class RdmaProtectionDomain(Entity, tag="RdmaProtectionDomain", gc=False, kw_only=True):
+    """A protection domain of an RDMA device."""
+
+    device: str
+    pdn: int
+
+    def _identity(self) -> str:
+        return f"{self.device},pdn={self.pdn}"
+
+
+class RdmaMemoryRegion(Entity, tag="RdmaMemoryRegion", gc=False, kw_only=True):
+    """A registered memory region. metrics: length_bytes."""
+
+    device: str
+    mrn: int
+
+    def _identity(self) -> str:
+        return f"{self.device},mrn={self.mrn}"
+
+
+class Device(Entity, tag="Device", gc=False, kw_only=True):
+    """Any other device, by name."""
+
+    name: str
+
+    def _identity(self) -> str:
+        return self.name
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+
+class Session(Entity, tag="Session", gc=False, kw_only=True):
+    """A recorded GPU session (GPU Flight log) by its id."""
+
+    session_id: str
+
+    def _identity(self) -> str:
+        return self.session_id
+
+
+class Application(Entity, tag="Application", gc=False, kw_only=True):
+    """An application as its sessions name it."""
+
+    name: str
+
+    def _identity(self) -> str:
+        return self.name
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+
+class Scope(Entity, tag="Scope", gc=False, kw_only=True):
+    """A named scope of a session (a step, a phase)."""
+
+    session_id: str
+    path: str
+
+    def _identity(self) -> str:
+        return f"{self.session_id},{self.path}"
+
+
+class Kernel(Entity, tag="Kernel", gc=False, kw_only=True):
+    """A GPU kernel as launched by one process: aggregates only, never single launches."""
+
+    process: str
+    name: str
+
+    def _identity(self) -> str:
+        return f"{self.process},{self.name}"
+
+    @property
+    def label(self) -> str:
+        return self.name
+
+
+class Stream(Entity, tag="Stream", gc=False, kw_only=True):
+    """A CUDA stream of a process."""
+
+    process: str
+    stream: int
+
+    def _identity(self) -> str:
+        return f"{self.process},{self.stream}"
+
+
+AnyNode = (
+    Host | Process | Thread | Container | Pod | Unit | Socket | UnixSocket | Pipe | SharedMemory | MessageQueue
+    | Semaphore | CpuPackage | Numa | NumaSet | GPU | MigInstance | NvSwitch | NPU | PciDevice | Nic | Disk | Mount
+    | RdmaDevice | RdmaPort | RdmaQueuePair | RdmaQueuePairEndpoint | RdmaProtectionDomain | RdmaMemoryRegion | Device
+    | Session | Application | Scope | Kernel | Stream
+)  # fmt: skip
+"""Every kind of entity, as the JSON decoder's tagged union."""
+
+NODE_KINDS: dict[str, type[Entity]] = {
+    cls.__struct_config__.tag: cls  # type: ignore[misc]
+    for cls in AnyNode.__args__
+}

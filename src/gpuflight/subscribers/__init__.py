@@ -1,0 +1,1 @@
+"""subscribers of gpuflight."""

@@ -1,0 +1,1 @@
+"""vis of gpuflight."""

@@ -1,0 +1,1 @@
+"""vis/layout of gpuflight."""

@@ -1,0 +1,1 @@
+"""vis/render of gpuflight."""
