@@ -1,0 +1,103 @@
+"""The shape of the settings: what there is, its unit, its default, its bounds.
+
+The blocks under ``collectors`` and ``subscribers`` belong to plugins, which this layer does not know: they are kept as
+they come and checked against the plugins' own ``settings_class`` by gpuflight.cli.plugin_settings.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, SecretStr
+
+LogLevel = Literal["debug", "info", "warning", "error"]
+
+Count = Annotated[int, Field(ge=1)]
+
+
+class Block(BaseModel):
+    """Base of every block: unknown keys and non-finite numbers are errors."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class Limits(Block):
+    """How far one round may go; a round that hits a limit says so (``truncated_by``)."""
+
+    max_depth: Count = Field(default=16, description="waves of expansion")
+    max_nodes: Count = Field(default=200_000, description="entities in one graph")
+    max_edges: Count = Field(default=1_000_000, description="edges in one graph")
+    round_deadline_s: float = Field(default=30.0, gt=0, description="time one round may take (s)")
+
+
+class History(Block):
+    """What is kept of past rounds."""
+
+    max_bytes: Count = Field(
+        default=256 * 1024 * 1024, description="memory for past rounds (bytes); the oldest go first"
+    )
+
+
+class Tls(Block):
+    """Certificate of the server, as PEM files."""
+
+    certificate_file: str = Field(description="path of the certificate chain")
+    key_file: str = Field(description="path of the private key")
+
+
+class Auth(Block):
+    """Who may talk to the server. Without a token it listens on loopback only."""
+
+    token: SecretStr | None = Field(default=None, description="access token")
+    token_file: str | None = Field(default=None, description="path of a file that holds the access token")
+
+
+class Server(Block):
+    """Where ``gpuflight-server`` listens."""
+
+    host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on")
+    port: int = Field(default=9477, ge=0, le=65535, description="TCP port; 0 takes a free one")
+    tls: Tls | None = Field(default=None, description="TLS; off when null")
+    auth: Auth = Field(default_factory=Auth, description="who may talk to the server")
+
+
+class Remote(Block):
+    """Another instance that the server pulls."""
+
+    url: str = Field(min_length=1, description="base URL of the instance")
+    name: str | None = Field(default=None, description="namespace of its entities; its own host name when null")
+    token: SecretStr | None = Field(default=None, description="access token of that instance")
+
+
+class SubscriberEntry(BaseModel):
+    """One place where rounds are delivered; the further keys depend on ``type`` (``gpuflight plugins``)."""
+
+    model_config = ConfigDict(extra="allow", allow_inf_nan=False)
+
+    type: str = Field(min_length=1, description="which subscriber, as `gpuflight plugins` lists it")
+    name: str | None = Field(default=None, description="name of this one, unique; its type when null")
+
+
+class Settings(Block):
+    """All settings. ``Settings()`` are the defaults; ``gpuflight.settings.load`` also reads environment and file."""
+
+    interval_s: float = Field(
+        default=5.0, ge=0.01, le=86_400, description="time from the start of a round to the next (s)"
+    )
+    limits: Limits = Field(default_factory=Limits, description="how far one round may go")
+    history: History = Field(default_factory=History, description="what is kept of past rounds")
+    tombstone_rounds: int = Field(
+        default=3, ge=0, description="rounds that an entity which vanished stays, marked as ended"
+    )
+    collectors: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="per collector: `enabled`, and its own settings"
+    )
+    subscribers: list[SubscriberEntry] = Field(default_factory=list, description="where rounds are delivered")
+    server: Server = Field(default_factory=Server, description="where gpuflight-server listens")
+    remotes: list[Remote] = Field(default_factory=list, description="instances that gpuflight-server pulls")
+    log_level: LogLevel = Field(default="warning", description="least severity that is logged to stderr")
+
+    _file: dict[str, Any] = PrivateAttr(default_factory=dict)
+    """What the file said: plugin blocks from a file are checked strictly, those from the environment are text."""
+
+    _file_name: str = PrivateAttr(default="")
