@@ -29,7 +29,7 @@ class Rates:
         self._last = {key: value for key, value in self._last.items() if isinstance(key, tuple) and key[0] in keep}
 
     def per_s(self, key: object, value: int | float) -> float | None:
-        """Increase per s of the counter ``key`` since its last reading. None (see ``why``) at first sight or a reset."""
+        """Increase per s of the counter ``key`` since its last reading; None (see ``why``) at first or at a reset."""
         difference = self.increase(key, value)
         return None if difference is None else difference[0] / difference[1]
 

@@ -33,9 +33,9 @@ _REASONS = {
 class SysFs:
     """Files of /sys with two caches: of this round, and of facts that a piece of hardware keeps.
 
-    What is read with ``static=True`` is kept, errors included, until ``recheck_rounds`` rounds have passed (a driver may
-    have been loaded since) or its path is forgotten. ``generation`` counts the rechecks: whoever builds something from
-    static facts rebuilds it when that number has moved.
+    What is read with ``static=True`` is kept, errors included, until ``recheck_rounds`` rounds have passed (a driver
+    may have been loaded since) or its path is forgotten. ``generation`` counts the rechecks: whoever builds something
+    from static facts rebuilds it when that number has moved.
     """
 
     def __init__(self, fs: FileSystem, root: str = "/sys", *, recheck_rounds: int = 120) -> None:
