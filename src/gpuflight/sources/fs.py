@@ -1,7 +1,7 @@
 """Reading files: the boundary under procfs, sysfs and cgroups, and the place where a recording stands in.
 
 ``HostFs`` reads the real machine (or a fixture tree, with ``root``). It opens files with ``os.open``: a third of what
-``open()`` costs, and /proc is read thousands of times a round. Every method raises the plain OSError of the system call.
+``open()`` costs, and /proc is read thousands of times a round. Every method raises the OSError of its system call.
 """
 
 from __future__ import annotations
@@ -54,6 +54,9 @@ class FileSystem(Protocol):
     def stat(self, path: str) -> Stat:
         """Status of a file, following links."""
 
+    def lstat(self, path: str) -> Stat:
+        """Status of a file, or of the link itself if it is one (of /proc/PID/fd/N: the access mode as mode bits)."""
+
     def statvfs(self, path: str) -> StatVfs:
         """Space of the file system that holds ``path``."""
 
@@ -94,6 +97,10 @@ class HostFs:
 
     def stat(self, path: str) -> Stat:
         result = os.stat(self.root + path)
+        return Stat(result.st_mode, result.st_ino, result.st_dev, result.st_rdev, result.st_uid, result.st_size)
+
+    def lstat(self, path: str) -> Stat:
+        result = os.lstat(self.root + path)
         return Stat(result.st_mode, result.st_ino, result.st_dev, result.st_rdev, result.st_uid, result.st_size)
 
     def statvfs(self, path: str) -> StatVfs:

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gpuflight.sources.netlink import Netlink
     from gpuflight.sources.nvml import Nvml
     from gpuflight.sources.procfs import ProcFs
+    from gpuflight.sources.recording import Tape
     from gpuflight.sources.sysfs import SysFs
     from gpuflight.sources.tools import Tools
 
@@ -30,9 +31,12 @@ class World:
     nvml: Nvml
     tools: Tools
     clock: Clock
+    tape: Tape | None = None  # set when this world is recorded or replayed
 
     def begin_round(self, number: int) -> None:
         """Forget what was read for the last round; sources read again at most once when first asked."""
+        if self.tape is not None:
+            self.tape.begin_round(number)
         for source in (self.procfs, self.sysfs, self.cgroups, self.netlink, self.ipc, self.nvml, self.tools):
             source.begin_round(number)
 
@@ -40,3 +44,5 @@ class World:
         """Give back descriptors, library handles and threads."""
         for source in (self.netlink, self.nvml, self.procfs):
             source.close()
+        if self.tape is not None:
+            self.tape.close()  # ends a recording: only now its file appears

@@ -1,0 +1,287 @@
+"""Who holds what open: /proc/PID/fd of every process, kept between rounds so that little of it is read again.
+
+Reading one link costs 2–3 µs and a busy server holds thousands, so a table per (pid, start) is kept; each round reads
+
+* every link of a process seen for the first time, and of one that visibly ran (its ``stat`` record changed);
+* of a process with more than ``LARGE`` descriptors that ran: the new numbers, and 1/``ROTATION`` of the known ones;
+* nothing of a process that neither ran a clock tick nor faulted and holds as many descriptors as before
+  (``st_size`` of the directory, Linux 6.2), except every ``ROTATION``-th round.
+
+So a descriptor number that was closed and reused can be reported as what it was for at most ``ROTATION`` rounds, and
+only in a process that is idle or holds more than ``LARGE``. ``verify`` closes even that gap for sockets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from gpuflight.sources.fs import FileSystem
+from gpuflight.sources.procfs.mounts import LocalPaths
+from gpuflight.sources.procfs.stat import ProcStat, printable
+
+LARGE = 512
+"""Descriptors above which a process's known links are read again in turns instead of every round."""
+
+ROTATION = 8
+"""Rounds in which every known link has been read again at least once."""
+
+VERIFY_LINKS = 20_000
+"""Most links that ``verify`` reads in one round (about 60 ms)."""
+
+_SOCKET, _PIPE, _PATH, _ANON, _OTHER = range(5)
+_BORING = frozenset(("/dev/null", "/dev/zero", "/dev/full", "/dev/random", "/dev/urandom", "/dev/tty", "/dev/ptmx"))
+_FILES_IN_DEV = ("/dev/shm/", "/dev/mqueue/", "/dev/hugepages/")  # noqa: S108 - compared, never written
+_FILE_TYPE = 0o170000
+_FIFO = 0o010000
+
+
+class FdRef(NamedTuple):
+    """One open descriptor. The access mode is read for pipes, fifos and the files of ``paths``."""
+
+    pid: int
+    fd: int
+    readable: bool
+    writable: bool
+
+
+Inode = tuple[int, int]
+"""(device, inode) of a file: what is the same file for two processes, whatever they call it."""
+
+
+class _Entry(NamedTuple):
+    """What one descriptor was found to be."""
+
+    target: str
+    kind: int
+    key: int | str
+    ref: FdRef
+    inode: Inode | None = None
+    fifo: bool = False
+
+
+class FdIndex:
+    """Every interesting descriptor of every process that may be looked at, in one round. Read only.
+
+    ``sockets`` and ``pipes`` go by inode. ``paths`` goes by link target: devices (not ttys, /dev/null and the like),
+    ``/memfd:…``, POSIX message queues (``/name``), /dev/shm, fifos, deleted files; ``inodes`` says which file a
+    descriptor of ``paths`` really is (where that can be asked without touching a remote file system). ``fifos`` goes by
+    that inode, with the names in ``fifo_paths``. ``anon`` counts the anonymous ones (``eventfd``, ``eventpoll`` …) per
+    process. ``counts`` is the number of open descriptors by pid. ``unreadable_pids`` is how many processes could not
+    be looked into.
+    """
+
+    __slots__ = ("anon", "counts", "fifo_paths", "fifos", "inodes", "paths", "pipes", "sockets", "unreadable_pids")
+
+    def __init__(self) -> None:
+        self.sockets: dict[int, list[FdRef]] = {}
+        self.pipes: dict[int, list[FdRef]] = {}
+        self.paths: dict[str, list[FdRef]] = {}
+        self.fifos: dict[Inode, list[FdRef]] = {}
+        self.fifo_paths: dict[Inode, str] = {}
+        self.inodes: dict[FdRef, Inode] = {}
+        self.anon: dict[str, dict[int, int]] = {}
+        self.counts: dict[int, int] = {}
+        self.unreadable_pids = 0
+
+    def add(self, entries: Iterable[_Entry]) -> None:
+        """Put one process's descriptors in."""
+        sockets, pipes, paths = self.sockets, self.pipes, self.paths
+        for _, kind, key, ref, inode, fifo in entries:
+            if kind == _SOCKET:
+                sockets.setdefault(key, []).append(ref)  # type: ignore[arg-type]
+            elif kind == _PIPE:
+                pipes.setdefault(key, []).append(ref)  # type: ignore[arg-type]
+            elif kind == _PATH:
+                paths.setdefault(key, []).append(ref)  # type: ignore[arg-type]
+                if inode is not None:
+                    self.inodes[ref] = inode
+                    if fifo:
+                        self.fifos.setdefault(inode, []).append(ref)
+                        self.fifo_paths.setdefault(inode, str(key))
+            elif kind == _ANON:
+                per_pid = self.anon.setdefault(str(key), {})
+                per_pid[ref.pid] = per_pid.get(ref.pid, 0) + 1
+
+
+class _Table:
+    """The descriptors of one process as last read."""
+
+    __slots__ = ("count", "entries", "kept", "read_round", "size", "start", "stat", "unreadable")
+
+    def __init__(self, start: int) -> None:
+        self.start = start
+        self.stat: ProcStat | None = None
+        self.size = -1
+        self.count: int | None = None
+        self.entries: dict[str, _Entry] = {}
+        self.kept: list[_Entry] = []  # the entries that the index takes
+        self.read_round = -1  # round in which every link was read
+        self.unreadable = False
+
+
+class FdScanner:
+    """Keeps the tables of one ``ProcFs``; used under its lock."""
+
+    def __init__(self, fs: FileSystem, root: str, local: LocalPaths) -> None:
+        self._fs = fs
+        self._root = root
+        self._local = local
+        self._tables: dict[int, _Table] = {}
+        self._index: FdIndex | None = None
+        self._ownerless: set[int] = set()
+
+    def scan(self, processes: dict[int, ProcStat], round_number: int) -> FdIndex:
+        """The index of this round. Reads the tables of ``processes`` and forgets those of all others."""
+        tables: dict[int, _Table] = {}
+        changed = self._index is None
+        for pid, stat in processes.items():
+            if stat.kernel_thread or stat.state in "ZX":
+                continue
+            table = self._tables.get(pid)
+            if table is None or table.start != stat.start:
+                table = _Table(stat.start)
+                changed = True
+            tables[pid] = table
+            if self._refresh(pid, table, stat, round_number):
+                changed = True
+        changed = changed or tables.keys() != self._tables.keys()
+        self._tables = tables
+        if changed or self._index is None:
+            self._index = self._build()
+        return self._index
+
+    def verify(self, sockets: set[int], round_number: int) -> FdIndex:
+        """The index again, after looking for ``sockets`` (inodes) that nobody seemed to own.
+
+        Reads every link that this round has not read yet until all are found, at most ``VERIFY_LINKS``. Inodes that
+        are nobody's (in flight, of a process that may not be looked into) are remembered and not looked for again.
+        """
+        assert self._index is not None  # noqa: S101 - ProcFs scans first
+        missing = sockets - self._index.sockets.keys()
+        wanted = missing - self._ownerless
+        if not wanted:
+            return self._index
+        links = 0
+        for pid, table in sorted(self._tables.items(), key=lambda item: -len(item[1].kept)):
+            if table.read_round == round_number or table.unreadable:
+                continue
+            if links >= VERIFY_LINKS or not wanted:
+                break
+            links += len(table.entries)
+            self._read(pid, table, round_number, full=True)
+            wanted.difference_update(entry.key for entry in table.kept if entry.kind == _SOCKET)
+        if links < VERIFY_LINKS:
+            self._ownerless = (self._ownerless & missing) | wanted
+        self._index = self._build()
+        return self._index
+
+    def _refresh(self, pid: int, table: _Table, stat: ProcStat, round_number: int) -> bool:
+        """Bring one table up to date; True if what the index takes of it changed."""
+        ran = table.stat is not stat  # ProcFs gives the same object for an unchanged record
+        turn = (pid + round_number) % ROTATION == 0
+        count, unreadable = table.count, table.unreadable
+        try:
+            size = self._fs.stat(f"{self._root}/{pid}/fd").size  # the number of descriptors, Linux 6.2; 0 before
+        except OSError:
+            size = 0
+        if table.stat is not None and not turn and (table.unreadable or (not ran and size == table.size > 0)):
+            if table.unreadable and size:
+                table.count = size
+            return table.count != count
+        table.stat, table.size = stat, size
+        full = not table.entries or ((ran or turn) and len(table.entries) <= LARGE)
+        return self._read(pid, table, round_number, full=full) or (count, unreadable) != (table.count, table.unreadable)
+
+    def _read(self, pid: int, table: _Table, round_number: int, *, full: bool) -> bool:
+        directory = f"{self._root}/{pid}/fd"
+        try:
+            names = self._fs.listdir(directory)
+        except PermissionError:
+            return self._closed_to_us(table)
+        except OSError:  # it ended
+            table.entries, table.kept, table.count = {}, [], None
+            return True
+        table.unreadable = False
+        table.count = len(names)
+        known = table.entries
+        entries: dict[str, _Entry] = {}
+        for name in names:
+            entry = known.get(name)
+            if entry is None or full or (int(name) + round_number) % ROTATION == 0:
+                try:
+                    target = self._fs.readlink(f"{directory}/{name}")
+                    if entry is None or entry.target != target:
+                        entry = self._classify(pid, name, target)
+                except PermissionError:  # may be listed, not looked into: no right to trace it
+                    return self._closed_to_us(table)
+                except OSError:  # closed meanwhile
+                    continue
+            entries[name] = entry
+        if full:
+            table.read_round = round_number
+        if entries == known:
+            return False
+        table.entries = entries
+        kept = [entry for entry in entries.values() if entry.kind != _OTHER]
+        changed = kept != table.kept
+        table.kept = kept
+        return changed
+
+    @staticmethod
+    def _closed_to_us(table: _Table) -> bool:
+        changed = bool(table.kept)
+        table.unreadable = True
+        table.entries, table.kept = {}, []
+        table.count = table.size if table.size > 0 else None
+        return changed
+
+    def _classify(self, pid: int, name: str, target: str) -> _Entry:
+        """Raises OSError if the descriptor was closed meanwhile."""
+        fd = int(name)
+        both = FdRef(pid, fd, True, True)
+        if target.startswith("socket:["):
+            return _Entry(target, _SOCKET, int(target[8:-1]), both)
+        if target.startswith("pipe:["):
+            return _Entry(target, _PIPE, int(target[6:-1]), self._mode(pid, fd))
+        if target.startswith("anon_inode:"):
+            return _Entry(target, _ANON, target[11:].strip("[]"), both)
+        if not target.startswith("/"):
+            return _Entry(target, _OTHER, target, both)
+        if target in _BORING or target.startswith("/dev/pts/"):
+            return _Entry(target, _OTHER, target, both)
+        device = target.startswith("/dev/") and not target.startswith(_FILES_IN_DEV)
+        inode, fifo = self._inode(pid, fd, target) if not device else (None, False)
+        if device or fifo or interesting(target):
+            return _Entry(target, _PATH, printable(target), self._mode(pid, fd), inode, fifo)
+        return _Entry(target, _OTHER, target, both)
+
+    def _mode(self, pid: int, fd: int) -> FdRef:
+        mode = self._fs.lstat(f"{self._root}/{pid}/fd/{fd}").mode
+        return FdRef(pid, fd, bool(mode & 0o400), bool(mode & 0o200))
+
+    def _inode(self, pid: int, fd: int, target: str) -> tuple[Inode | None, bool]:
+        """(device, inode) and whether it is a fifo; unknown where asking could hang (see ``mounts``)."""
+        if not self._local.is_local(pid, target):
+            return None, False
+        stat = self._fs.stat(f"{self._root}/{pid}/fd/{fd}")
+        return (stat.device, stat.inode), stat.mode & _FILE_TYPE == _FIFO
+
+    def _build(self) -> FdIndex:
+        index = FdIndex()
+        for pid, table in self._tables.items():
+            index.add(table.kept)
+            if table.count is not None:
+                index.counts[pid] = table.count
+            index.unreadable_pids += table.unreadable
+        return index
+
+
+def interesting(target: str) -> bool:
+    """Whether a regular-looking link target may be a means of exchange: shared memory, a queue, a deleted file."""
+    return (
+        target.startswith(("/memfd:", "/dev/", "/dmabuf", "/SYSV"))
+        or target.endswith(" (deleted)")
+        or "mqueue" in target
+        or (target.count("/") == 1 and len(target) > 1)  # a POSIX message queue shows as /name
+    )

@@ -1,0 +1,349 @@
+"""ProcFs: /proc of one machine, each thing read at most once per round.
+
+What cannot change while a process runs one program (command line, executable, owner, namespaces, cgroup) is kept by
+(pid, start), read again when it executes another, and in any case every ``FACTS_ROUNDS`` rounds, since a process can
+also change its owner, cgroup or title without that.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gpuflight.errors import SourceUnavailable
+from gpuflight.sources.clock import Clock
+from gpuflight.sources.fs import FileSystem
+from gpuflight.sources.procfs.fds import FdIndex, FdScanner
+from gpuflight.sources.procfs.mounts import LocalPaths
+from gpuflight.sources.procfs.stat import (
+    ProcStat,
+    decode,
+    parse_cgroup,
+    parse_cmdline,
+    parse_environ,
+    parse_namespace,
+    parse_stat,
+    parse_status,
+    printable,
+)
+
+FACTS_ROUNDS = 12
+"""Rounds after which what is kept about a process is read again."""
+
+THREADS_ROUNDS = 4
+"""Rounds for which the threads of a process that did not run are taken as unchanged."""
+
+LOCK_TIMEOUT_S = 3.0
+"""How long a caller waits for another thread's scan before it gives up its round."""
+
+_AT_PAGESZ, _AT_CLKTCK = 6, 17
+
+
+class _Known:
+    """What is kept about one process from round to round."""
+
+    __slots__ = ("facts", "image", "raw", "stat", "stat_path", "threads", "threads_stat")
+
+    def __init__(self, stat_path: str, raw: bytes, stat: ProcStat) -> None:
+        self.stat_path = stat_path
+        self.raw = raw
+        self.stat = stat
+        self.image = stat.image
+        self.facts: dict[str, Any] = {}
+        self.threads: list[ProcStat] = []
+        self.threads_stat: ProcStat | None = None
+
+
+class ProcFs:
+    """/proc through a ``FileSystem``. Methods about one pid raise OSError if it ended or may not be looked into."""
+
+    def __init__(self, fs: FileSystem, clock: Clock, root: str = "/proc") -> None:
+        self.fs = fs
+        self.clock = clock
+        self.root = root
+        self.vanished = 0
+        """Processes that ended between being listed and being read, this round."""
+        self.unreadable = 0
+        """Processes whose ``stat`` could not be read or understood, this round."""
+        self._round = 0
+        self._generation = 0
+        self._lock = threading.Lock()
+        self._fd_lock = threading.Lock()
+        self._known: dict[int, _Known] = {}
+        self._processes: dict[int, ProcStat] | None = None
+        self._index: FdIndex | None = None
+        self._status: dict[int, dict[str, str]] = {}
+        self._auxv: dict[int, int] | None = None
+        self._boot_time_s: float | None = None
+        self._mounts = LocalPaths(self.mountinfo, lambda pid: self.namespace(pid, "mnt"))
+        self._fds = FdScanner(fs, root, self._mounts)
+
+    def begin_round(self, number: int) -> None:
+        """Forget what was read for the last round. Never waits: a scan still under way then serves nobody else."""
+        self._round = number
+        self._generation += 1
+        self._processes = None
+        self._index = None
+        self._status = {}
+        if number % FACTS_ROUNDS == 0:
+            self._mounts.forget()
+
+    def close(self) -> None:
+        """Nothing is kept open."""
+
+    # --- all processes ---------------------------------------------------------------------------------------------
+
+    def processes(self) -> dict[int, ProcStat]:
+        """Every process by pid, in one pass per round. Do not change it.
+
+        A process that ends meanwhile is skipped and counted. The value of a process whose record is byte for byte what
+        it was in the round before is the very same object, so that ``is`` tells cheaply whether it did anything.
+        """
+        found = self._processes
+        if found is not None:
+            return found
+        with _held(self._lock, "the processes of /proc"):
+            if self._processes is not None:
+                return self._processes
+            generation = self._generation
+            found = self._scan()
+            if generation == self._generation:
+                self._processes = found
+            return found
+
+    def _scan(self) -> dict[int, ProcStat]:
+        root, read, before, turn = self.root, self.fs.read_record, self._known, self._round
+        try:
+            names = self.fs.listdir(root)
+        except OSError as error:
+            raise SourceUnavailable(f"{root} cannot be listed: {error.strerror}", "mount procfs there") from error
+        known: dict[int, _Known] = {}
+        processes: dict[int, ProcStat] = {}
+        vanished = unreadable = 0
+        for name in names:
+            if not name.isdecimal():
+                continue
+            pid = int(name)
+            entry = before.get(pid)
+            stat_path = entry.stat_path if entry is not None else f"{root}/{name}/stat"
+            try:
+                raw = read(stat_path)
+                if entry is None:
+                    entry = _Known(stat_path, raw, parse_stat(raw))
+                elif raw != entry.raw:
+                    stat = parse_stat(raw)
+                    if stat.start != entry.stat.start:  # the pid was given to another process
+                        entry = _Known(stat_path, raw, stat)
+                    else:
+                        entry.raw, entry.stat = raw, stat
+                        if (image := stat.image) != entry.image:
+                            entry.image, entry.facts = image, {}
+            except (FileNotFoundError, ProcessLookupError):
+                vanished += 1
+                continue
+            except (OSError, ValueError):
+                unreadable += 1
+                continue
+            if (pid + turn) % FACTS_ROUNDS == 0:
+                entry.facts = {}
+            known[pid] = entry
+            processes[pid] = entry.stat
+        self._known, self.vanished, self.unreadable = known, vanished, unreadable
+        return processes
+
+    def id_of(self, pid: int) -> str | None:
+        """Id of the entity of a process that is alive in this round."""
+        stat = self.processes().get(pid)
+        return None if stat is None else stat.id
+
+    def fds(self, verify_sockets: set[int] | None = None) -> FdIndex:
+        """Who holds what open, scanned once per round (``FdIndex`` tells what is in it, ``fds.py`` how fresh it is).
+
+        ``verify_sockets``: socket inodes that exist but that nobody owned in the index; they are looked for again.
+        """
+        index = self._index
+        if index is not None and not verify_sockets:
+            return index
+        processes = self.processes()
+        with _held(self._fd_lock, "the open descriptors of /proc"):
+            generation = self._generation
+            index = self._index
+            if index is None:
+                index = self._fds.scan(processes, self._round)
+            if verify_sockets:
+                index = self._fds.verify(verify_sockets, self._round)
+            if generation == self._generation:
+                self._index = index
+            return index
+
+    # --- one process -----------------------------------------------------------------------------------------------
+
+    def cmdline(self, pid: int) -> list[str]:
+        """Arguments as the process shows them, secrets and all: redact before reporting. Empty for kernel threads."""
+        value: list[str] = self._fact(pid, "cmdline", lambda: parse_cmdline(self.fs.read(f"{self.root}/{pid}/cmdline")))
+        return value
+
+    def exe(self, pid: int) -> str:
+        """Path of the executable, `` (deleted)`` appended if it was replaced."""
+        value: str = self._fact(pid, "exe", lambda: printable(self.fs.readlink(f"{self.root}/{pid}/exe")))
+        return value
+
+    def uid(self, pid: int) -> int:
+        """Effective user id."""
+        value: int = self._fact(pid, "uid", lambda: int(self.status(pid)["Uid"].split()[1]))
+        return value
+
+    def nspids(self, pid: int) -> list[int]:
+        """Its pid in each pid namespace it is in, from ours inwards; one entry for a process of ours (``NSpid``)."""
+        value: list[int] = self._fact(pid, "nspids", lambda: self._nspids(pid))
+        return value
+
+    def namespace(self, pid: int, kind: str) -> int:
+        """Inode of a namespace of the process: ``net``, ``mnt``, ``pid``, ``ipc``, ``uts``, ``user``, ``cgroup``."""
+        value: int = self._fact(
+            pid, "ns " + kind, lambda: parse_namespace(self.fs.readlink(f"{self.root}/{pid}/ns/{kind}"))
+        )
+        return value
+
+    def own_namespace(self, kind: str) -> int:
+        """The same of the gpuflight process."""
+        return parse_namespace(self.fs.readlink(f"{self.root}/self/ns/{kind}"))
+
+    def cgroup(self, pid: int) -> list[tuple[str, str]]:
+        """(controllers, path) of each hierarchy; cgroup v2 has empty controllers."""
+        value: list[tuple[str, str]] = self._fact(
+            pid, "cgroup", lambda: parse_cgroup(self.fs.read(f"{self.root}/{pid}/cgroup"))
+        )
+        return value
+
+    def status(self, pid: int) -> dict[str, str]:
+        """The fields of /proc/PID/status, read once per round."""
+        fields = self._status.get(pid)
+        if fields is None:
+            fields = parse_status(self.fs.read_record(f"{self.root}/{pid}/status"))
+            if not fields:
+                raise ProcessLookupError(f"process {pid} ended")
+            self._status[pid] = fields
+        return fields
+
+    def environ(self, pid: int) -> dict[str, str]:
+        """Environment the program was started with; needs the right to trace it. Holds secrets: never report whole."""
+        return parse_environ(self.fs.read(f"{self.root}/{pid}/environ"))
+
+    def threads(self, pid: int) -> list[ProcStat]:
+        """The threads of a process (``pid`` of each is its tid), the main one included.
+
+        Not read again while the process uses no CPU, except every ``THREADS_ROUNDS`` rounds.
+        """
+        known = self._known.get(pid)
+        if known is not None and known.threads_stat is known.stat and (pid + self._round) % THREADS_ROUNDS:
+            return known.threads
+        directory = f"{self.root}/{pid}/task"
+        threads = []
+        for name in self.fs.listdir(directory):
+            try:
+                threads.append(parse_stat(self.fs.read_record(f"{directory}/{name}/stat")))
+            except (OSError, ValueError):  # that thread ended
+                continue
+        if known is not None:
+            known.threads, known.threads_stat = threads, known.stat
+        return threads
+
+    # --- raw files -------------------------------------------------------------------------------------------------
+
+    def maps(self, pid: int) -> bytes:
+        """/proc/PID/maps."""
+        return self.fs.read(f"{self.root}/{pid}/maps")
+
+    def numa_maps(self, pid: int) -> bytes:
+        """/proc/PID/numa_maps; walks the page tables of the process: expensive for large ones."""
+        return self.fs.read(f"{self.root}/{pid}/numa_maps")
+
+    def mountinfo(self, pid: int | str = "self") -> bytes:
+        """/proc/PID/mountinfo."""
+        return self.fs.read(f"{self.root}/{pid}/mountinfo")
+
+    def net(self, pid: int | str, name: str) -> bytes:
+        """/proc/PID/net/name: of the network namespace of that process."""
+        return self.fs.read(f"{self.root}/{pid}/net/{name}")
+
+    def io(self, pid: int) -> dict[str, int]:
+        """/proc/PID/io: bytes and calls since the process started; needs the right to trace it."""
+        return {key: int(value) for key, value in parse_status(self.fs.read_record(f"{self.root}/{pid}/io")).items()}
+
+    def text(self, name: str) -> str:
+        """A file directly under /proc, e.g. ``meminfo`` or ``sys/kernel/osrelease``, without the last newline."""
+        return decode(self.fs.read(f"{self.root}/{name}")).rstrip("\n")
+
+    # --- the machine -----------------------------------------------------------------------------------------------
+
+    @property
+    def hostname(self) -> str:
+        """Name of the host; identity of its ``Host`` entity."""
+        try:
+            return self.text("sys/kernel/hostname") or "localhost"
+        except OSError:
+            return "localhost"
+
+    @property
+    def ticks_per_second(self) -> int:
+        """Clock ticks per second of the times in ``ProcStat``."""
+        return self._auxiliary(_AT_CLKTCK) or 100
+
+    @property
+    def page_size(self) -> int:
+        """Bytes per page of ``rss_pages``: 4,096, on arm64 also 16,384 or 65,536."""
+        return self._auxiliary(_AT_PAGESZ) or os.sysconf("SC_PAGE_SIZE")
+
+    @property
+    def boot_time_s(self) -> float:
+        """When the kernel started, s since the epoch. Raises SourceUnavailable."""
+        if self._boot_time_s is None:
+            try:
+                for line in self.text("stat").split("\n"):
+                    if line.startswith("btime "):
+                        self._boot_time_s = float(line[6:])
+            except OSError as error:
+                raise SourceUnavailable(f"{self.root}/stat cannot be read: {error.strerror}") from error
+            if self._boot_time_s is None:
+                raise SourceUnavailable(f"{self.root}/stat has no btime")
+        return self._boot_time_s
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _fact(self, pid: int, name: str, read: Callable[[], Any]) -> Any:
+        known = self._known.get(pid)
+        if known is None:
+            return read()
+        facts = known.facts
+        if name not in facts:
+            facts[name] = read()
+        return facts[name]
+
+    def _nspids(self, pid: int) -> list[int]:
+        value = self.status(pid).get("NSpid", "")  # missing before Linux 4.1
+        return [int(number) for number in value.split()] or [pid]
+
+    def _auxiliary(self, key: int) -> int | None:
+        """A value of our auxiliary vector: unlike sysconf it comes from the files, so from a recording too."""
+        if self._auxv is None:
+            try:
+                raw = self.fs.read(f"{self.root}/self/auxv")
+                self._auxv = dict(struct.iter_unpack("=QQ", raw[: len(raw) // 16 * 16]))
+            except OSError:
+                self._auxv = {}
+        return self._auxv.get(key)
+
+
+@contextmanager
+def _held(lock: threading.Lock, what: str) -> Iterator[None]:
+    if not lock.acquire(timeout=LOCK_TIMEOUT_S):
+        raise SourceUnavailable(f"{what} are still being read by another thread", "raise the interval between rounds")
+    try:
+        yield
+    finally:
+        lock.release()
