@@ -1,0 +1,25 @@
+"""Sockets of every network namespace: raw netlink (inet_diag, unix_diag), /proc/PID/net where there is none."""
+
+from gpuflight.sources.netlink.records import (
+    InetKey,
+    InetSocket,
+    InetTable,
+    Limit,
+    TcpInfo,
+    UnixSocketRecord,
+    UnixTable,
+    endpoint,
+)
+from gpuflight.sources.netlink.source import Netlink
+
+__all__ = [
+    "InetKey",
+    "InetSocket",
+    "InetTable",
+    "Limit",
+    "Netlink",
+    "TcpInfo",
+    "UnixSocketRecord",
+    "UnixTable",
+    "endpoint",
+]

@@ -1,0 +1,136 @@
+"""What the kernel says about sockets, as plain records; the same whether netlink or /proc/net said it.
+
+Records are values that are kept and handed out again, the very same object, as long as nothing in them changes: whoever
+caches by record may compare with ``is``.
+"""
+
+from __future__ import annotations
+
+from msgspec import Struct, field
+
+InetKey = tuple[int, str, str, str]
+"""(network namespace, protocol, local endpoint, remote endpoint)."""
+
+
+class TcpInfo(Struct, gc=False, frozen=True):
+    """Of ``struct tcp_info`` (include/uapi/linux/tcp.h) what is reported. Fields that the kernel is too old for are None.
+
+    ``bytes_sent`` counts first transmissions only (tcpi_bytes_sent − tcpi_bytes_retrans, Linux 4.19; before that
+    tcpi_bytes_acked, which on the opening end counts the SYN as one byte). The ``…_limited_us`` and ``busy_us`` are the
+    kernel's chronograph: how long the sender had data in flight, and was held back by the receiver's window or by its
+    own send buffer (µs since the connection opened).
+    """
+
+    rtt_us: int
+    congestion_window_segments: int
+    retransmits: int
+    bytes_sent: int | None
+    bytes_received: int | None
+    segments_sent: int | None
+    busy_us: int | None
+    receiver_limited_us: int | None
+    send_buffer_limited_us: int | None
+
+
+class InetSocket(Struct, gc=False, frozen=True):
+    """One internet socket of the kernel.
+
+    ``netns`` is 0 in gpuflight's own network namespace, else the namespace's inode. Endpoints are ``10.0.0.5:80`` or
+    ``[::1]:80``, IPv4-mapped IPv6 addresses as IPv4; ``remote`` is empty when not connected. ``inode`` is 0 when no
+    descriptor refers to the socket (TIME_WAIT, not yet accepted). On a listener the queues are the number of
+    connections that wait to be accepted and its limit; else bytes.
+    """
+
+    key: InetKey
+    mirror: InetKey
+    netns: int
+    protocol: str
+    local: str
+    remote: str
+    local_address: str
+    local_port: int
+    remote_address: str
+    remote_port: int
+    loopback: bool
+    state: str
+    inode: int
+    uid: int
+    cookie: int
+    recv_queue: int
+    send_queue: int
+    recv_buffer_bytes: int | None = None
+    send_buffer_bytes: int | None = None
+    drops: int | None = None
+    tcp: TcpInfo | None = None
+
+
+class UnixSocketRecord(Struct, gc=False, frozen=True):
+    """One unix-domain socket of the kernel.
+
+    ``path`` begins with ``@`` for an abstract name and is empty for an unnamed socket. ``peer`` is the inode of the
+    connected end, 0 if none, None if the source cannot say; ``pending`` are the inodes of the ends that wait to be
+    accepted. On a listener the queues are waiting connections and their limit; else bytes, None if not said.
+    """
+
+    inode: int
+    netns: int
+    type: str
+    state: str
+    path: str
+    peer: int | None
+    pending: tuple[int, ...] = ()
+    recv_queue: int | None = None
+    send_queue: int | None = None
+    uid: int | None = None
+
+
+class Limit(Struct):
+    """Something that a source could not see: why, what to do, how often."""
+
+    reason: str
+    hint: str = ""
+    count: int = 1
+
+
+class InetTable(Struct):
+    """Every internet socket seen this round. ``time_wait_count`` are those in TIME_WAIT that were counted only.
+
+    ``addresses`` are each namespace's own addresses; a namespace is absent where they could not be read."""
+
+    sockets: list[InetSocket] = field(default_factory=list)
+    addresses: dict[int, frozenset[str]] = field(default_factory=dict)
+    time_wait_count: int = 0
+    losses: dict[str, int] = field(default_factory=dict)
+    limits: list[Limit] = field(default_factory=list)
+
+
+class UnixTable(Struct):
+    """Every unix-domain socket seen this round."""
+
+    sockets: list[UnixSocketRecord] = field(default_factory=list)
+    losses: dict[str, int] = field(default_factory=dict)
+    limits: list[Limit] = field(default_factory=list)
+
+
+TCP_STATES = (
+    "", "ESTABLISHED", "SYN_SENT", "SYN_RECV", "FIN_WAIT1", "FIN_WAIT2", "TIME_WAIT", "CLOSE", "CLOSE_WAIT", "LAST_ACK",
+    "LISTEN", "CLOSING", "SYN_RECV", "BOUND",
+)  # fmt: skip
+"""Names by the kernel's number (include/net/tcp_states.h)."""
+
+
+def state_name(protocol: str, number: int) -> str:
+    """The state as ``ss`` names it: a datagram socket that is bound but not connected is UNCONN."""
+    if number == 7 and protocol != "tcp":
+        return "UNCONN"
+    return TCP_STATES[number] if 0 < number < len(TCP_STATES) else f"STATE_{number}"
+
+
+def endpoint(address: str, port: int) -> str:
+    """``10.0.0.5:80``, ``[::1]:80``."""
+    return f"[{address}]:{port}" if ":" in address else f"{address}:{port}"
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address never leaves its network namespace."""
+    return address.startswith("127.") or address == "::1"
