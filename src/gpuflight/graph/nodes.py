@@ -30,6 +30,10 @@ class Process(Entity, tag="Process", gc=False, kw_only=True):
     pid: int
     start: int
 
+    def __post_init__(self) -> None:  # the base's, written out: a host has thousands of these each round
+        if not self.id:
+            self.id = f"Process(pid={self.pid},start={self.start})" if not self.ns else self._render_id()
+
     def _identity(self) -> str:
         return f"pid={self.pid},start={self.start}"
 
