@@ -50,7 +50,7 @@ class InetTableParser:
                         continue
                     left -= 1
                 # Local, remote, state, queues, uid, inode, and UDP's drops; not the slot and the timers.
-                still = (parts[1], parts[2], parts[3], parts[4], parts[7], parts[9])
+                still: tuple[bytes, ...] = (parts[1], parts[2], parts[3], parts[4], parts[7], parts[9])
                 if self._protocol != "tcp":
                     still += (parts[12],)
                 record = self._known.get(still)
@@ -121,12 +121,8 @@ def parse_unix(data: bytes, netns: int) -> tuple[list[UnixSocketRecord], int]:
     for line in data.splitlines()[1:]:
         parts = line.split(None, 7)
         try:
-            flags, type_number, connection, inode = (
-                int(parts[3], 16),
-                int(parts[4], 16),
-                int(parts[5], 16),
-                int(parts[6]),
-            )
+            flags, type_number, connection = (int(part, 16) for part in parts[3:6])
+            inode = int(parts[6])
         except (ValueError, IndexError):
             garbage += 1
             continue

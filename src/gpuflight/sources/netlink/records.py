@@ -13,7 +13,7 @@ InetKey = tuple[int, str, str, str]
 
 
 class TcpInfo(Struct, gc=False, frozen=True):
-    """Of ``struct tcp_info`` (include/uapi/linux/tcp.h) what is reported. Fields that the kernel is too old for are None.
+    """Of ``struct tcp_info`` (include/uapi/linux/tcp.h) what is reported. None: the kernel is too old.
 
     ``bytes_sent`` counts first transmissions only (tcpi_bytes_sent − tcpi_bytes_retrans, Linux 4.19; before that
     tcpi_bytes_acked, which on the opening end counts the SYN as one byte). The ``…_limited_us`` and ``busy_us`` are the

@@ -7,7 +7,7 @@ import socket
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.netlink import addresses, inet_diag, unix_diag
@@ -34,6 +34,19 @@ LOCK_TIMEOUT_S = 3.0
 
 _FAMILIES = ((socket.AF_INET, ""), (socket.AF_INET6, "6"))
 _PROTOCOLS = ("tcp", "udp", "udplite")
+
+
+class Dump(NamedTuple):
+    """One question to the kernel: its name on the tape, netlink protocol, message type and body."""
+
+    name: str
+    protocol: int
+    message_type: int
+    request: bytes
+
+
+_ADDRESSES = Dump("addresses", NETLINK_ROUTE, addresses.RTM_GETADDR, addresses.request())
+_UNIX = Dump("unix", NETLINK_SOCK_DIAG, unix_diag.SOCK_DIAG_BY_FAMILY, unix_diag.request())
 _UNPRIVILEGED = "run as root or grant CAP_SYS_ADMIN to enter network namespaces"
 _BLOCKED = "allow AF_NETLINK sockets (seccomp profile, LSM) and enable CONFIG_INET_DIAG and CONFIG_UNIX_DIAG"
 
@@ -142,19 +155,10 @@ class Netlink:
         parser: InetParser | InetTableParser
         try:
             request = inet_diag.request(family, protocol, time_wait=time_wait_limit > 0)
-            data = self._ask(
-                table.losses,
-                spaces,
-                space,
-                f"inet/{protocol}{suffix}",
-                NETLINK_SOCK_DIAG,
-                inet_diag.SOCK_DIAG_BY_FAMILY,
-                request,
-            )
-            parser = self._inet_parsers.get(key) or self._inet_parsers.setdefault(
-                key, InetParser(space.netns, protocol)
-            )
-        except OSError as refused:
+            dump = Dump(f"inet/{protocol}{suffix}", NETLINK_SOCK_DIAG, inet_diag.SOCK_DIAG_BY_FAMILY, request)
+            data = self._ask(table.losses, spaces, space, dump)
+            parser = self._inet_parsers.setdefault(key, InetParser(space.netns, protocol))
+        except (OSError, SourceUnavailable) as refused:
             try:
                 data = self._procfs.net(space.first_pid, protocol + suffix)
             except OSError as error:
@@ -163,12 +167,10 @@ class Netlink:
                 return
             _limit(
                 table.limits,
-                f"{protocol} sockets without rtt, retransmits and byte counts: netlink {_why(refused)}, read from /proc/net",
+                f"{protocol} sockets without rtt, retransmits and bytes: netlink {_why(refused)}, read from /proc/net",
                 _UNPRIVILEGED if space.netns else _BLOCKED,
             )
-            parser = self._table_parsers.get(key) or self._table_parsers.setdefault(
-                key, InetTableParser(space.netns, protocol)
-            )
+            parser = self._table_parsers.setdefault(key, InetTableParser(space.netns, protocol))
         table.sockets += parser.parse(data, time_wait_limit)
         table.time_wait_count += parser.time_wait_count
         if parser.garbage:
@@ -185,10 +187,8 @@ class Netlink:
 
     def _read_addresses(self, table: InetTable, spaces: list[Namespace], space: Namespace) -> None:
         try:
-            data = self._ask(
-                table.losses, spaces, space, "addresses", NETLINK_ROUTE, addresses.RTM_GETADDR, addresses.request()
-            )
-        except OSError:
+            data = self._ask(table.losses, spaces, space, _ADDRESSES)
+        except (OSError, SourceUnavailable):
             return  # whose address it is then shows only from sockets that use it; the collector says "half"
         table.addresses[space.netns] = addresses.parse(data)
 
@@ -199,16 +199,8 @@ class Netlink:
         spaces = self._find_namespaces(table)
         for space in spaces:
             try:
-                data = self._ask(
-                    table.losses,
-                    spaces,
-                    space,
-                    "unix",
-                    NETLINK_SOCK_DIAG,
-                    unix_diag.SOCK_DIAG_BY_FAMILY,
-                    unix_diag.request(),
-                )
-            except OSError as refused:
+                data = self._ask(table.losses, spaces, space, _UNIX)
+            except (OSError, SourceUnavailable) as refused:
                 try:
                     data = self._procfs.net(space.first_pid, "unix")
                 except OSError as error:
@@ -244,21 +236,12 @@ class Netlink:
             )
         return spaces
 
-    def _ask(
-        self,
-        losses: dict[str, int],
-        spaces: list[Namespace],
-        space: Namespace,
-        what: str,
-        protocol: int,
-        message_type: int,
-        request: bytes,
-    ) -> bytes:
+    def _ask(self, losses: dict[str, int], spaces: list[Namespace], space: Namespace, dump: Dump) -> bytes:
         def live() -> bytes:
             channel = self._channel(spaces, space)
             before = dict(channel.losses)
             try:
-                return channel.dump(protocol, message_type, request)
+                return channel.dump(dump.protocol, dump.message_type, dump.request)
             finally:
                 for name, count in channel.losses.items():
                     if count > before.get(name, 0):
@@ -266,7 +249,7 @@ class Netlink:
 
         if self._tape is None:
             return live()
-        return self._tape.ask("netlink", f"{space.netns}/{what}", live)
+        return self._tape.ask("netlink", f"{space.netns}/{dump.name}", live)
 
     def _channel(self, spaces: list[Namespace], space: Namespace) -> Channel:
         """The channel into a namespace; the first call for a foreign one opens those into all of them at once."""
@@ -278,7 +261,7 @@ class Netlink:
             return own
         if space.netns not in self._channels:
             places = {other.netns: other.paths for other in spaces if other.netns}
-            self._channels |= open_in_namespaces(places, self._connect, (NETLINK_SOCK_DIAG,))
+            self._channels |= open_in_namespaces(places, self._connect, (NETLINK_SOCK_DIAG, NETLINK_ROUTE))
         channel = self._channels[space.netns]
         if isinstance(channel, OSError):
             raise channel
@@ -287,9 +270,7 @@ class Netlink:
     @contextmanager
     def _reading(self) -> Iterator[None]:
         if not self._lock.acquire(timeout=LOCK_TIMEOUT_S):
-            raise SourceUnavailable(
-                "sockets are still being read by another thread", "raise the interval between rounds"
-            )
+            raise SourceUnavailable("another thread still reads the sockets", "raise the interval between rounds")
         try:
             yield
         finally:
@@ -303,7 +284,9 @@ class Netlink:
         self._channels = {}
 
 
-def _why(error: OSError) -> str:
+def _why(error: OSError | SourceUnavailable) -> str:
+    if isinstance(error, SourceUnavailable):
+        return error.reason
     name = errno.errorcode.get(error.errno or 0, "")
     return f"refused ({name})" if name else f"failed ({error})"
 

@@ -106,8 +106,5 @@ def _record(body: bytes, netns: int) -> UnixSocketRecord:
 
 def name_text(raw: bytes) -> str:
     """sun_path as text: an abstract name's leading NUL, and any other within it, as ``@`` (as ``ss`` and /proc do)."""
-    if raw.startswith(b"\0"):
-        raw = raw.replace(b"\0", b"@")
-    else:
-        raw = raw.split(b"\0", 1)[0]
+    raw = raw.replace(b"\0", b"@") if raw.startswith(b"\0") else raw.split(b"\0", 1)[0]
     return raw.decode("utf-8", "backslashreplace")
