@@ -1,0 +1,51 @@
+"""Rounds as bytes, made once per round however many subscribers send them."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from gpuflight.graph import codec
+from gpuflight.rounds import Round
+
+_lock = threading.Lock()
+_last: dict[str, tuple[Round, bytes]] = {}
+
+
+def encode_round(completed: Round) -> bytes:
+    """The whole round in the JSON form of a graph file (no newline)."""
+    return _cached("graph", completed, lambda: codec.encode_graph(completed.graph, **_fields(completed, env=True)))
+
+
+def encode_diff_line(completed: Round) -> bytes:
+    """What changed since the round before, as one JSON object (no newline)."""
+    return _cached(
+        "diff", completed, lambda: codec.encode_diff(completed.diff, completed.number, **_fields(completed, env=False))
+    )
+
+
+def _fields(completed: Round, *, env: bool) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "time": codec.time_text(completed.time_ns),
+        "duration_s": completed.duration_s,
+        "truncated_by": completed.truncated_by,
+        "coverage": completed.coverage,
+        "findings": completed.findings,
+    }
+    if env:
+        fields |= {"round": completed.number, "env": msgspec.to_builtins(completed.env)}
+    return fields
+
+
+def _cached(form: str, completed: Round, make: Callable[[], bytes]) -> bytes:
+    # The lock is held while encoding: of ten subscribers one encodes, nine wait for it instead of doing the same.
+    with _lock:
+        known = _last.get(form)
+        if known is not None and known[0] is completed:
+            return known[1]
+        data = make()
+        _last[form] = (completed, data)
+        return data
