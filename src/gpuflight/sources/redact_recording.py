@@ -1,0 +1,40 @@
+"""What of a source's answers may be stored in a recording: the files that hold secrets, with them taken out."""
+
+from __future__ import annotations
+
+import re
+
+from gpuflight.redaction import redact_argv, redact_environ, redact_text
+from gpuflight.sources.procfs.stat import parse_environ
+
+_OF_A_PROCESS = re.compile(r"read /proc/[^/]+/(?:task/\d+/)?(cmdline|environ|mountinfo|mounts)$")
+_TEXTS = ("read /proc/cmdline", "read /proc/mounts")
+
+
+def redact_answer(source: str, key: str, answer: bytes) -> bytes:
+    """The answer as it may be stored. Bytes that are not UTF-8 stay what they are."""
+    if source == "tools":
+        return _text(answer)
+    if source != "proc":
+        return answer
+    if key in _TEXTS:
+        return _text(answer)
+    match = _OF_A_PROCESS.match(key)
+    if match is None:
+        return answer
+    if match[1] == "cmdline":
+        return _cmdline(answer)
+    if match[1] == "environ":
+        kept = redact_environ(parse_environ(answer))
+        return "".join(f"{name}={value}\0" for name, value in kept.items()).encode()
+    return _text(answer)
+
+
+def _cmdline(answer: bytes) -> bytes:
+    end = len(answer.rstrip(b"\0"))
+    arguments = answer[:end].decode("utf-8", "surrogateescape").split("\0")
+    return "\0".join(redact_argv(arguments)).encode("utf-8", "surrogateescape") + answer[end:]
+
+
+def _text(answer: bytes) -> bytes:
+    return redact_text(answer.decode("utf-8", "surrogateescape")).encode("utf-8", "surrogateescape")
