@@ -1,0 +1,394 @@
+"""Ipc: System V objects, POSIX message queues, and shared memory with all who use it.
+
+/proc/sysvipc and semctl(2) answer for the IPC namespace of the gpuflight process and nothing else; there is no file
+through which another namespace's System V tables can be read. Segments that are mapped and queues that are open in
+other namespaces are found all the same, through their users.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+from typing import NamedTuple
+
+import msgspec
+
+from gpuflight.errors import SourceUnavailable
+from gpuflight.sources.fs import FileSystem
+from gpuflight.sources.maps import SharedMaps
+from gpuflight.sources.procfs import FdRef, ProcFs
+from gpuflight.sources.recording import Tape
+from gpuflight.sources.segments import Segment, SegmentKey, ShmFile, ShmMount, join, list_files, mount, size_bytes
+
+SEMAPHORES_PER_ROUND = 4096
+"""Most semaphores asked for their last user in one round (about 1 µs each)."""
+
+_GETPID = 11  # <linux/sem.h>
+_MQUEUE_FILE_BYTES = 80  # FILENT_SIZE of ipc/mqueue.c: what stat says of every POSIX queue
+_REGULAR, _FILE_TYPE = 0o100000, 0o170000
+
+# (syscall number, by architecture) → what a process blocked in it waits for; the first argument is the object's id.
+_WAITS = {
+    "x86_64": {65: ("sem", "operate"), 220: ("sem", "operate"), 69: ("msg", "send"), 70: ("msg", "receive")},
+    "aarch64": {193: ("sem", "operate"), 192: ("sem", "operate"), 189: ("msg", "send"), 188: ("msg", "receive")},
+}
+
+
+class SysvSharedMemory(NamedTuple):
+    """A line of /proc/sysvipc/shm. Times are s since the epoch, 0 for never."""
+
+    shmid: int
+    key: int
+    permissions: int
+    size_bytes: int
+    creator_pid: int
+    last_pid: int
+    attached: int
+    uid: int
+    attached_at_s: int
+    changed_at_s: int
+    resident_bytes: int | None
+    swapped_bytes: int | None
+
+
+class SysvQueue(NamedTuple):
+    """A line of /proc/sysvipc/msg; pids as this process's pid namespace has them, 0 for none or one outside of it."""
+
+    msqid: int
+    key: int
+    permissions: int
+    queued_bytes: int
+    messages: int
+    last_sender: int
+    last_receiver: int
+    uid: int
+    sent_at_s: int
+    received_at_s: int
+
+
+class SysvSemaphores(NamedTuple):
+    """A line of /proc/sysvipc/sem."""
+
+    semid: int
+    key: int
+    permissions: int
+    semaphores: int
+    uid: int
+    operated_at_s: int
+
+
+class PosixQueue(NamedTuple):
+    """A POSIX message queue: open in a process, or listed in /dev/mqueue (then ``users`` may be empty).
+
+    ``ipc_namespace`` is 0 for our own. ``notify_pid`` is who asked to be told of the next message (0: nobody).
+    """
+
+    name: str
+    device: int
+    inode: int
+    deleted: bool
+    ipc_namespace: int
+    queued_bytes: int | None
+    notify_pid: int
+    users: list[FdRef]
+
+
+class Wait(NamedTuple):
+    """A process whose main thread is blocked on a System V object: ``what`` is operate, send or receive."""
+
+    pid: int
+    what: str
+
+
+class Ipc:
+    """Inter-process communication of one machine. Each table is read at most once per round."""
+
+    def __init__(self, fs: FileSystem, procfs: ProcFs, tape: Tape | None = None) -> None:
+        self._fs = fs
+        self._procfs = procfs
+        self._tape = tape if tape is not None else Tape()
+        self.maps = SharedMaps(procfs)
+        self._tables: dict[str, list[dict[str, int]]] = {}
+        self._queues: dict[tuple[int, int], PosixQueue] | None = None
+        self._not_queues: set[tuple[int, int]] = set()
+        self._waits: dict[tuple[str, int], list[Wait]] | None = None
+        self._semctl_left = SEMAPHORES_PER_ROUND
+        self._own_namespace = 0
+        self._segments: dict[SegmentKey, Segment] | None = None
+        self._files: tuple[dict[tuple[int, int], ShmFile], int] | None = None
+
+    def begin_round(self, number: int) -> None:
+        """Forget what was read for the last round."""
+        self.maps.begin_round(number)
+        self._tables = {}
+        self._queues = None
+        self._waits = None
+        self._segments = None
+        self._files = None
+        self._semctl_left = SEMAPHORES_PER_ROUND
+
+    # --- System V ----------------------------------------------------------------------------------------------------
+
+    def sysv_shared_memory(self) -> dict[int, SysvSharedMemory]:
+        """Segments by shmid. Raises OSError (FileNotFoundError: a kernel without System V IPC)."""
+        return {
+            row["shmid"]: SysvSharedMemory(
+                row["shmid"],
+                row["key"],
+                row["perms"],
+                row["size"],
+                row["cpid"],
+                row["lpid"],
+                row["nattch"],
+                row["uid"],
+                row["atime"],
+                row["ctime"],
+                row.get("rss"),
+                row.get("swap"),
+            )
+            for row in self._table("shm")
+        }
+
+    def sysv_queues(self) -> dict[int, SysvQueue]:
+        """Message queues by msqid. Raises OSError."""
+        return {
+            row["msqid"]: SysvQueue(
+                row["msqid"],
+                row["key"],
+                row["perms"],
+                row["cbytes"],
+                row["qnum"],
+                row["lspid"],
+                row["lrpid"],
+                row["uid"],
+                row["stime"],
+                row["rtime"],
+            )
+            for row in self._table("msg")
+        }
+
+    def sysv_semaphores(self) -> dict[int, SysvSemaphores]:
+        """Semaphore sets by semid. Raises OSError."""
+        return {
+            row["semid"]: SysvSemaphores(row["semid"], row["key"], row["perms"], row["nsems"], row["uid"], row["otime"])
+            for row in self._table("sem")
+        }
+
+    def semaphore_pids(self, semid: int, count: int) -> list[int]:
+        """For each semaphore of a set the pid that operated on it last, 0 for none; semctl(2) GETPID.
+
+        Raises OSError (PermissionError: another user's set), SourceUnavailable (not in the recording; the round's bound
+        of ``SEMAPHORES_PER_ROUND`` is used up).
+        """
+        if count > self._semctl_left:
+            raise SourceUnavailable(f"more than {SEMAPHORES_PER_ROUND} System V semaphores")
+        self._semctl_left -= count
+        raw = self._tape.ask("ipc", f"sem_pids {semid}", lambda: msgspec.msgpack.encode(_semaphore_pids(semid, count)))
+        return msgspec.msgpack.decode(raw, type=list[int])
+
+    def waits(self) -> dict[tuple[str, int], list[Wait]]:
+        """Who is blocked on which System V object of our namespace: (``sem`` | ``msg``, id) → processes.
+
+        From /proc/PID/syscall, which needs the right to trace the process; of the main thread only. Processes that may
+        not be asked are left out.
+        """
+        if self._waits is None:
+            self._waits = {}
+            calls = _WAITS.get(self._architecture(), {})
+            exists = bool(self._rows("msg") or self._rows("sem"))
+            for pid, stat in self._procfs.processes().items() if exists and calls else ():
+                if stat.state != "S" or stat.kernel_thread:
+                    continue
+                try:
+                    fields = self._fs.read_record(f"/proc/{pid}/syscall").split()
+                    call = calls.get(int(fields[0])) if len(fields) > 2 else None
+                    if call is not None and self.ipc_namespace(pid) == 0:
+                        self._waits.setdefault((call[0], int(fields[1], 16)), []).append(Wait(pid, call[1]))
+                except (OSError, ValueError):
+                    continue
+        return self._waits
+
+    def _architecture(self) -> str:
+        try:
+            return self._procfs.text("sys/kernel/arch")  # Linux 6.1
+        except OSError:
+            return platform.machine()
+
+    def _rows(self, name: str) -> list[dict[str, int]]:
+        try:
+            return self._table(name)
+        except OSError:
+            return []
+
+    def _table(self, name: str) -> list[dict[str, int]]:
+        rows = self._tables.get(name)
+        if rows is None:
+            rows = self._tables[name] = parse_sysvipc(self._fs.read(f"/proc/sysvipc/{name}"))
+        return rows
+
+    # --- shared memory ------------------------------------------------------------------------------------------------
+
+    def segments(self) -> dict[SegmentKey, Segment]:
+        """Every shared memory object that a process maps or has open. Raises SourceUnavailable."""
+        if self._segments is None:
+            self._segments = join(self.maps.scan(), self._procfs.fds(), self.ipc_namespace)
+        return self._segments
+
+    def size_of(self, segment: Segment) -> int | None:
+        """Size of a segment of ``segments``, bytes; None if nothing here answers for it."""
+        return size_bytes(self._fs, segment)
+
+    def shm_files(self) -> dict[tuple[int, int], ShmFile]:
+        """The files in our own /dev/shm by (device, inode); ``shm_files_left`` more were not looked at."""
+        if self._files is None:
+            self._files = list_files(self._fs)
+        return self._files[0]
+
+    @property
+    def shm_files_left(self) -> int:
+        """Files of /dev/shm beyond the bound of one round."""
+        return self._files[1] if self._files else 0
+
+    def shm_mount(self, pid: int | None = None) -> ShmMount | None:
+        """Space of the /dev/shm that ``pid`` sees (None: gpuflight itself); None without one. Raises OSError."""
+        return mount(self._fs, pid)
+
+    # --- namespaces --------------------------------------------------------------------------------------------------
+
+    def ipc_namespace(self, pid: int) -> int:
+        """Inode of a process's IPC namespace; 0 if it is our own. Raises OSError without the right to trace it."""
+        if not self._own_namespace:
+            self._own_namespace = self._procfs.own_namespace("ipc")
+        namespace = self._procfs.namespace(pid, "ipc")
+        return 0 if namespace == self._own_namespace else namespace
+
+    def foreign_namespaces(self) -> dict[int, int]:
+        """Other IPC namespaces → how many processes live in each, of those that may be asked."""
+        found: dict[int, int] = {}
+        for pid, stat in self._procfs.processes().items():
+            if stat.kernel_thread:
+                continue
+            try:
+                namespace = self.ipc_namespace(pid)
+            except OSError:
+                continue
+            if namespace:
+                found[namespace] = found.get(namespace, 0) + 1
+        return found
+
+    # --- POSIX message queues ----------------------------------------------------------------------------------------
+
+    def posix_queues(self) -> dict[tuple[int, int], PosixQueue]:
+        """POSIX message queues by (device, inode): those that a process has open, and those in /dev/mqueue."""
+        if self._queues is None:
+            self._queues = self._open_queues()
+            for queue in self._listed_queues():
+                self._queues.setdefault((queue.device, queue.inode), queue)
+        return self._queues
+
+    def _open_queues(self) -> dict[tuple[int, int], PosixQueue]:
+        index = self._procfs.fds()
+        queues: dict[tuple[int, int], PosixQueue] = {}
+        seen: set[tuple[int, int]] = set()
+        for path, refs in index.paths.items():
+            plain = path.removesuffix(" (deleted)")
+            # mq_open(3) gives descriptors that show as /name, those opened through the mount as /dev/mqueue/name.
+            if plain.count("/") > 1 and "mqueue" not in plain:
+                continue
+            for ref in refs:
+                inode = index.inodes.get(ref)
+                if inode is None:
+                    continue
+                seen.add(inode)
+                queue = queues.get(inode)
+                if queue is not None:
+                    queue.users.append(ref)
+                elif inode not in self._not_queues:
+                    queue = self._queue(inode, plain, path != plain, ref)
+                    if queue is not None:
+                        queues[inode] = queue
+        self._not_queues &= seen
+        return queues
+
+    def _queue(self, inode: tuple[int, int], path: str, deleted: bool, ref: FdRef) -> PosixQueue | None:
+        descriptor = f"/proc/{ref.pid}/fd/{ref.fd}"
+        try:
+            stat = self._fs.stat(descriptor)
+            # Looked at before it is opened: opening a fifo would block, reading a socket would take data.
+            if stat.mode & _FILE_TYPE != _REGULAR or stat.size != _MQUEUE_FILE_BYTES or os.major(stat.device) != 0:
+                self._not_queues.add(inode)
+                return None
+            status = parse_mqueue(self._fs.read_record(descriptor))
+            if status is None:
+                self._not_queues.add(inode)
+                return None
+        except PermissionError:  # opening it is refused by the queue's own mode: it is one all the same
+            status = {}
+        except OSError:
+            return None
+        try:
+            namespace = self.ipc_namespace(ref.pid)
+        except OSError:
+            namespace = 0
+        name = "/" + path.rpartition("/")[2]
+        return PosixQueue(
+            name, *inode, deleted, namespace, status.get("QSIZE"), status.get("NOTIFY_PID", 0), users=[ref]
+        )
+
+    def _listed_queues(self) -> list[PosixQueue]:
+        try:
+            names = self._fs.listdir("/dev/mqueue")
+        except OSError:  # not mounted
+            return []
+        queues = []
+        for name in names:
+            path = f"/dev/mqueue/{name}"
+            try:
+                stat = self._fs.stat(path)
+                status = parse_mqueue(self._fs.read_record(path)) if stat.size == _MQUEUE_FILE_BYTES else None
+            except PermissionError:
+                status = {}
+            except OSError:
+                continue
+            if status is not None:
+                size, notify = status.get("QSIZE"), status.get("NOTIFY_PID", 0)
+                queues.append(PosixQueue("/" + name, stat.device, stat.inode, False, 0, size, notify, users=[]))
+        return queues
+
+
+def parse_sysvipc(raw: bytes) -> list[dict[str, int]]:
+    """A table of /proc/sysvipc by column name; ``perms`` is octal. A line that is cut short is left out."""
+    header, *lines = raw.decode("ascii", "replace").split("\n")
+    names = header.split()
+    rows = []
+    for line in lines:
+        values = line.split()
+        if len(values) != len(names):
+            continue
+        rows.append({name: int(value, 8 if name == "perms" else 10) for name, value in zip(names, values, strict=True)})
+    return rows
+
+
+def parse_mqueue(raw: bytes) -> dict[str, int] | None:
+    """The status text of a POSIX queue, ``QSIZE:129 NOTIFY:0 …``, as numbers; None if it is not one."""
+    if not raw.startswith(b"QSIZE:"):
+        return None
+    fields = {}
+    for item in raw.decode("ascii", "replace").split():
+        name, _, value = item.partition(":")
+        if value.isdigit():
+            fields[name] = int(value)
+    return fields
+
+
+def _semaphore_pids(semid: int, count: int) -> list[int]:
+    semctl = ctypes.CDLL(None, use_errno=True).semctl
+    pids = []
+    for number in range(count):
+        pid = semctl(semid, number, _GETPID)
+        if pid < 0:
+            code = ctypes.get_errno()
+            raise OSError(code, os.strerror(code))
+        pids.append(pid)
+    return pids
