@@ -118,7 +118,7 @@ class CpuTopology:
             return {}
         models: dict[int | None, str] = {}
         for block in text.split("\n\n"):
-            name = re.search(r"^model name\s*:\s*(.+)$", block, re.MULTILINE)
+            name = re.search(r"^model name[ \t]*:[ \t]*(\S.*)$", block, re.MULTILINE)
             if name is None:
                 continue
             models.setdefault(None, name[1].strip())
