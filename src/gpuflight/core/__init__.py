@@ -1,1 +1,5 @@
-"""core of gpuflight."""
+"""The controller: expansion, rounds, history, lifecycle."""
+
+from gpuflight.core.controller import Controller
+
+__all__ = ["Controller"]

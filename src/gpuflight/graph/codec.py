@@ -214,7 +214,7 @@ def _leaves(base: type[Any]) -> dict[str, type[Any]]:
     while queue:
         cls = queue.pop(0)
         tag = cls.__struct_config__.tag
-        if isinstance(tag, str) and tag != cls.__mro__[1].__struct_config__.tag and not cls.__subclasses__():
+        if isinstance(tag, str) and not cls.__subclasses__():
             found.setdefault(tag, cls)
         queue.extend(cls.__subclasses__())
     return found
@@ -252,7 +252,8 @@ def _node(item: Any, where: str = "node") -> Entity:
     plain, kind = _element(item, where)
     known = node_kinds().get(kind)
     if known is not None:
-        return _convert(plain, known, where)
+        entity: Entity = _convert(plain, known, where)
+        return entity
     rest = {key: value for key, value in plain.items() if key not in {"kind", "id", "ns", *_GROUPS}}
     return Device(
         id=str(plain.get("id") or f"{kind}({len(rest)})"),
@@ -268,7 +269,8 @@ def _edge(item: Any, where: str = "edge") -> Edge:
     plain, kind = _element(item, where)
     known = edge_kinds().get(kind)
     if known is not None:
-        return _convert(plain, known, where)
+        edge: Edge = _convert(plain, known, where)
+        return edge
     return HasAttribute(
         str(plain.get("source")),
         str(plain.get("target")),

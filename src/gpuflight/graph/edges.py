@@ -170,7 +170,4 @@ AnyEdge = (
 )
 """Every kind of edge, as the JSON decoder's tagged union."""
 
-EDGE_KINDS: dict[str, type[Edge]] = {
-    cls.__struct_config__.tag: cls  # type: ignore[misc]
-    for cls in AnyEdge.__args__
-}
+EDGE_KINDS: dict[str, type[Edge]] = {cls.__struct_config__.tag: cls for cls in AnyEdge.__args__}

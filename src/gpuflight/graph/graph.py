@@ -26,7 +26,7 @@ class Graph:
     round carries is shared between threads and must not be changed at all.
     """
 
-    __slots__ = ("edges", "nodes")
+    __slots__ = ("__weakref__", "edges", "nodes")
 
     def __init__(self, nodes: Iterable[Entity] = (), edges: Iterable[Edge] = ()) -> None:
         self.nodes: dict[str, Entity] = {}
@@ -151,12 +151,14 @@ class Graph:
 
 def merge_entities(first: Entity, second: Entity) -> Entity:
     """``first`` with what it lacks taken from ``second``; the very object ``first`` if it lacks nothing."""
-    return _merge(first, second)
+    merged: Entity = _merge(first, second)
+    return merged
 
 
 def merge_edges(first: Edge, second: Edge) -> Edge:
     """As merge_entities, for two edges of one key."""
-    return _merge(first, second)
+    merged: Edge = _merge(first, second)
+    return merged
 
 
 def _merge(first: Any, second: Any) -> Any:

@@ -151,7 +151,7 @@ def _opened(name: str) -> Iterator[BinaryIO]:
             file.seek(0)
             if head == _ZSTD_MAGIC:
                 with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as reader:
-                    yield reader  # type: ignore[misc]
+                    yield reader
             else:
                 yield file
     except OSError as error:

@@ -403,7 +403,4 @@ AnyNode = (
 )  # fmt: skip
 """Every kind of entity, as the JSON decoder's tagged union."""
 
-NODE_KINDS: dict[str, type[Entity]] = {
-    cls.__struct_config__.tag: cls  # type: ignore[misc]
-    for cls in AnyNode.__args__
-}
+NODE_KINDS: dict[str, type[Entity]] = {cls.__struct_config__.tag: cls for cls in AnyNode.__args__}

@@ -141,7 +141,7 @@ class LiveStore:
 
 def _edge_keys(batch: Sequence[Edge]) -> list[EdgeKey]:
     # The kind is read from the class, once per class rather than once per edge.
-    kinds = {cls: cls.__struct_config__.tag for cls in set(map(type, batch))}
+    kinds: dict[type[Edge], str] = {cls: cls.__struct_config__.tag for cls in set(map(type, batch))}  # type: ignore[attr-defined]
     if len(kinds) == 1:
         kind = next(iter(kinds.values()))
         return [(edge.source, edge.target, kind) for edge in batch]
