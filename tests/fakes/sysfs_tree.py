@@ -1,4 +1,4 @@
-"""Builds machines as trees of /sys and /proc files: what the kernel would show on hardware that a test machine lacks."""
+"""Builds machines as trees of /sys and /proc files: what the kernel shows on hardware that a test machine lacks."""
 
 from __future__ import annotations
 

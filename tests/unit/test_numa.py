@@ -241,7 +241,8 @@ def test_time_budget_rotates_so_that_everyone_gets_a_turn(tmp_path: Path) -> Non
         known.append([edge.metrics.get("resident_bytes") for edge in accesses_of_sets(graph)])
         assert any("rotation" in reason for reason in collector.notes)
     assert known[0].count(None) == 1
-    assert all(tree.fs.reads[f"/proc/{pid}/numa_maps"] == 2 for pid in (100, 101, 102))
+    assert None not in known[1], "everyone was read within two rounds"
+    assert sum(tree.fs.reads[f"/proc/{pid}/numa_maps"] for pid in (100, 101, 102)) == 6
 
 
 def test_reused_pid_and_vanished_process_are_counted_not_reported(tmp_path: Path) -> None:
