@@ -47,21 +47,21 @@ def open_world(
     else:
         clock = clock if clock is not None else SystemClock()
         fs = HostFs(root)
+        tape = Tape()
         if record is not None:
             tape = _recorder(os.fspath(record), fs, clock, redact=redact, force=force)
             fs = RecordingFs(fs, tape)
-        else:
-            tape = Tape.blank() if root else Tape()
+    beside = Tape.blank() if root else tape  # beside a tree of files nothing may ask this machine
     procfs = ProcFs(fs, clock)
     return World(
         fs=fs,
         procfs=procfs,
         sysfs=SysFs(fs),
         cgroups=Cgroups(fs, procfs),
-        netlink=Netlink(procfs, tape=tape),
-        ipc=Ipc(fs, procfs),
-        nvml=Nvml(tape=tape),
-        tools=Tools(tape),
+        netlink=Netlink(procfs, tape=beside),
+        ipc=Ipc(fs, procfs, tape),
+        nvml=Nvml(tape=beside),
+        tools=Tools(beside),
         clock=clock,
         tape=tape,
     )

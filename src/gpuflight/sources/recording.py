@@ -322,7 +322,7 @@ class _Reader:
                     schema = self.meta["schema"]
                     if schema > SCHEMA:
                         raise InputError(
-                            f"{path} was recorded by a newer gpuflight (schema {schema}, known {SCHEMA}): update gpuflight"
+                            f"{path} was recorded by a newer gpuflight (schema {schema}, known is {SCHEMA}): update"
                         )
                 elif not self.meta:
                     raise InputError(f"{path} is not a gpuflight recording: it does not begin with meta.json")

@@ -84,6 +84,10 @@ class FdIndex:
         self.counts: dict[int, int] = {}
         self.unreadable_pids = 0
 
+    def holders(self, prefixes: tuple[str, ...]) -> set[int]:
+        """The pids that hold a path open that begins with one of ``prefixes``, e.g. ``/dev/nvidia``."""
+        return {ref.pid for path, refs in self.paths.items() if path.startswith(prefixes) for ref in refs}
+
     def add(self, entries: Iterable[_Entry]) -> None:
         """Put one process's descriptors in."""
         sockets, pipes, paths = self.sockets, self.pipes, self.paths

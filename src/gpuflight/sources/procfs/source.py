@@ -30,6 +30,7 @@ from gpuflight.sources.procfs.stat import (
     parse_status,
     printable,
 )
+from gpuflight.sources.procfs.users import Users
 
 FACTS_ROUNDS = 12
 """Rounds after which what is kept about a process is read again."""
@@ -46,7 +47,7 @@ _AT_PAGESZ, _AT_CLKTCK = 6, 17
 class _Known:
     """What is kept about one process from round to round."""
 
-    __slots__ = ("facts", "image", "raw", "stat", "stat_path", "threads", "threads_stat")
+    __slots__ = ("facts", "image", "raw", "stat", "stat_path", "thread_records", "threads", "threads_stat")
 
     def __init__(self, stat_path: str, raw: bytes, stat: ProcStat) -> None:
         self.stat_path = stat_path
@@ -55,6 +56,7 @@ class _Known:
         self.image = stat.image
         self.facts: dict[str, Any] = {}
         self.threads: list[ProcStat] = []
+        self.thread_records: dict[str, tuple[bytes, ProcStat]] = {}
         self.threads_stat: ProcStat | None = None
 
 
@@ -69,6 +71,8 @@ class ProcFs:
         """Processes that ended between being listed and being read, this round."""
         self.unreadable = 0
         """Processes whose ``stat`` could not be read or understood, this round."""
+        self.scanned_at_s = 0.0
+        """When ``processes`` was read, by the monotonic clock, s: what rates are computed over."""
         self._round = 0
         self._generation = 0
         self._lock = threading.Lock()
@@ -80,6 +84,7 @@ class ProcFs:
         self._auxv: dict[int, int] | None = None
         self._boot_time_s: float | None = None
         self._mounts = LocalPaths(self.mountinfo, lambda pid: self.namespace(pid, "mnt"))
+        self._users = Users(fs)
         self._fds = FdScanner(fs, root, self._mounts)
 
     def begin_round(self, number: int) -> None:
@@ -91,6 +96,7 @@ class ProcFs:
         self._status = {}
         if number % FACTS_ROUNDS == 0:
             self._mounts.forget()
+            self._users.forget()
 
     def close(self) -> None:
         """Nothing is kept open."""
@@ -116,7 +122,8 @@ class ProcFs:
             return found
 
     def _scan(self) -> dict[int, ProcStat]:
-        root, read, before, turn = self.root, self.fs.read_record, self._known, self._round
+        root, read, before = self.root, self.fs.read_record, self._known
+        self.scanned_at_s = self.clock.monotonic_s()
         try:
             names = self.fs.listdir(root)
         except OSError as error:
@@ -148,7 +155,7 @@ class ProcFs:
             except (OSError, ValueError):
                 unreadable += 1
                 continue
-            if (pid + turn) % FACTS_ROUNDS == 0:
+            if self.facts_turn(pid):
                 entry.facts = {}
             known[pid] = entry
             processes[pid] = entry.stat
@@ -209,6 +216,14 @@ class ProcFs:
         )
         return value
 
+    def user(self, uid: int) -> str | None:
+        """Name of a user of this host by /etc/passwd; None for one of a directory service or of a container."""
+        return self._users.name(uid)
+
+    def facts_turn(self, pid: int) -> bool:
+        """Whether what is kept about a process was dropped this round, to be read again."""
+        return (pid + self._round) % FACTS_ROUNDS == 0
+
     def own_namespace(self, kind: str) -> int:
         """The same of the gpuflight process."""
         return parse_namespace(self.fs.readlink(f"{self.root}/self/ns/{kind}"))
@@ -237,21 +252,44 @@ class ProcFs:
     def threads(self, pid: int) -> list[ProcStat]:
         """The threads of a process (``pid`` of each is its tid), the main one included.
 
-        Not read again while the process uses no CPU, except every ``THREADS_ROUNDS`` rounds.
+        Not read again while the process uses no CPU, except every ``THREADS_ROUNDS`` rounds; the very same list then.
+        A thread whose record did not change is the very same object, as with ``processes``.
         """
         known = self._known.get(pid)
         if known is not None and known.threads_stat is known.stat and (pid + self._round) % THREADS_ROUNDS:
             return known.threads
         directory = f"{self.root}/{pid}/task"
-        threads = []
+        before = known.thread_records if known is not None else {}
+        records: dict[str, tuple[bytes, ProcStat]] = {}
         for name in self.fs.listdir(directory):
             try:
-                threads.append(parse_stat(self.fs.read_record(f"{directory}/{name}/stat")))
+                raw = self.fs.read_record(f"{directory}/{name}/stat")
+                record = before.get(name)
+                records[name] = record if record is not None and record[0] == raw else (raw, parse_stat(raw))
             except (OSError, ValueError):  # that thread ended
                 continue
+        threads = [stat for _, stat in records.values()]
         if known is not None:
-            known.threads, known.threads_stat = threads, known.stat
+            if records == before and known.threads_stat is not None:
+                threads = known.threads
+            known.threads, known.thread_records, known.threads_stat = threads, records, known.stat
         return threads
+
+    def switches(self, pid: int) -> dict[int, tuple[int, int]]:
+        """(voluntary, involuntary) context switches of each thread by tid since it started. One file per thread."""
+        counts = {}
+        directory = f"{self.root}/{pid}/task"
+        for name in self.fs.listdir(directory):
+            try:
+                fields = parse_status(self.fs.read_record(f"{directory}/{name}/status"))
+                counts[int(name)] = (int(fields["voluntary_ctxt_switches"]), int(fields["nonvoluntary_ctxt_switches"]))
+            except (OSError, KeyError, ValueError):  # that thread ended
+                continue
+        return counts
+
+    def run_delay_ns(self, pid: int, tid: int) -> int:
+        """Time a thread has waited for a CPU while it could run, ns since it started (/proc/…/schedstat, 2nd field)."""
+        return int(self.fs.read_record(f"{self.root}/{pid}/task/{tid}/schedstat").split()[1])
 
     # --- raw files -------------------------------------------------------------------------------------------------
 
@@ -280,6 +318,15 @@ class ProcFs:
         return decode(self.fs.read(f"{self.root}/{name}")).rstrip("\n")
 
     # --- the machine -----------------------------------------------------------------------------------------------
+
+    def hides_processes(self) -> bool:
+        """Whether /proc is mounted so that one sees only one's own processes (``hidepid``)."""
+        try:
+            mounts = self.mountinfo().decode("utf-8", "replace").split("\n")
+        except OSError:
+            return False
+        mount = [line for line in mounts if line.split(" ")[4:5] == [self.root]][-1:]
+        return any("hidepid=" in line and not any(f"hidepid={off}" in line for off in ("0", "off")) for line in mount)
 
     @property
     def hostname(self) -> str:

@@ -13,7 +13,7 @@ class ProcStat(Struct, gc=False):
 
     ``start`` is field 22, clock ticks since boot, and with ``pid`` identifies the process. Times are clock ticks since
     its start (of all its threads, for a process), faults are counts since its start; ``rss_pages`` is the kernel's
-    quick figure, which may lag by some dozen pages per thread. ``id`` is that of the entity: ``Process(pid=…,start=…)``.
+    quick figure, which may lag by some dozen pages per thread. ``id`` is the entity's: ``Process(pid=…,start=…)``.
     """
 
     pid: int
