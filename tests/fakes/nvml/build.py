@@ -70,7 +70,7 @@ class FakeNvml:
 
 
 def fake_nvml(machine: str, directory: Path | None = None, **sections: Mapping[str, str]) -> FakeNvml:
-    """The fake NVML as ``machine`` (a name of machines/, or a path), changed by ``sections``: ``gpu3={…}``, ``system={…}``.
+    """The fake NVML as ``machine`` (a name of machines/, or a path), changed by ``sections`` (``gpu3={…}``).
 
     The description goes into ``directory``, by default a fresh temporary one. Raises NoCompiler.
     """

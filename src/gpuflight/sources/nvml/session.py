@@ -1,0 +1,129 @@
+"""NVML from one initialisation to the next: its GPUs by handle, and what became of those that it had before."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from gpuflight.sources.nvml.device import Device
+from gpuflight.sources.nvml.events import EventReader
+from gpuflight.sources.nvml.library import Broken, Doing, Library, Lost, Refused
+from gpuflight.sources.nvml.model import Gpu, NvmlSnapshot, Pair
+from gpuflight.sources.nvml.pairs import read_pairs
+
+_PAIRS_EVERY_ROUNDS = 100
+GONE = "NVML does not list it any more"
+
+
+class Session:
+    """One initialisation of NVML. ``known`` outlives it: every GPU that was ever seen, as it was when it answered."""
+
+    def __init__(self, path: str | None, known: dict[str, Gpu], doing: Doing) -> None:
+        """Raises SourceUnavailable and Broken."""
+        self.library = Library(path, doing)
+        self._known = known
+        self._devices: list[Device] = []
+        self._nameless: list[tuple[int, str]] = []
+        self._count = -1
+        self._events: EventReader | None = None
+        self._pairs: list[Pair] = []
+        self._pairs_of: object = None
+        self._pairs_age = 0
+        self._versions = (
+            self._version("nvmlSystemGetDriverVersion"),
+            self._version("nvmlSystemGetNVMLVersion"),
+            self._cuda_version(),
+        )
+
+    @property
+    def has_lost(self) -> bool:
+        """Whether a GPU that there should be does not answer: worth initialising again after a while."""
+        return bool(self._nameless or len(self._known) > sum(not device.lost for device in self._devices))
+
+    def read(self, now_s: float, wall_ns: int) -> NvmlSnapshot:
+        """One round. Raises Broken when the library as a whole fails."""
+        self._enumerate()
+        gpus: dict[str, Gpu] = {}
+        for device in self._devices:
+            if not device.lost:
+                try:
+                    gpu = gpus[device.uuid] = device.read(now_s, wall_ns // 1000)
+                    self._known[device.uuid] = replace(device.skeleton(), unknown={})
+                    gpu.index = device.index
+                    continue
+                except Lost:
+                    pass
+            gpus[device.uuid] = replace(device.skeleton(), state="lost", reason=device.lost, unknown={})
+        nameless = dict(self._nameless)
+        for uuid, gpu in self._known.items():
+            if uuid not in gpus:
+                gpus[uuid] = replace(gpu, state="lost", reason=nameless.pop(gpu.index, GONE))
+        driver, nvml, cuda = self._versions
+        return NvmlSnapshot(
+            wall_ns=wall_ns,
+            monotonic_s=now_s,
+            driver_version=driver,
+            nvml_version=nvml,
+            cuda_version=cuda,
+            gpus=list(gpus.values()),
+            pairs=self._current_pairs(gpus),
+            events=self._events.read(wall_ns) if self._events is not None else [],
+            events_reason=self._events.reason if self._events is not None else "",
+            nameless=list(nameless.items()),
+        )
+
+    def _enumerate(self) -> None:
+        try:
+            count = self.library.call("nvmlDeviceGetCount")
+        except (Refused, Lost) as error:
+            raise Broken(f"nvmlDeviceGetCount: {error}") from error
+        if count == self._count:
+            return
+        self._count = count
+        devices, self._nameless = [], []
+        lost = {device.uuid: device.lost for device in self._devices if device.lost}
+        for index in range(count):
+            try:
+                handle = self.library.call("nvmlDeviceGetHandleByIndex", index, what=f"GPU {index}")
+                device = Device(self.library, handle, index)
+            except (Refused, Lost) as error:
+                self._nameless.append((index, str(error)))
+                continue
+            device.lost = lost.get(device.uuid, "")
+            devices.append(device)
+            self._known.setdefault(device.uuid, replace(device.skeleton(), unknown={}))
+        self._devices = devices
+        if self._events is not None:
+            self._events.close()
+        self._events = EventReader(self.library, devices)
+
+    def _current_pairs(self, gpus: dict[str, Gpu]) -> list[Pair]:
+        """Read again only when a GPU or a link came or went, and now and then: it is quadratic."""
+        state = [
+            (uuid, [link.active for link in gpu.links]) for uuid, gpu in gpus.items() if gpu.state == "ok"
+        ]  # fmt: skip
+        self._pairs_age += 1
+        if state != self._pairs_of or self._pairs_age >= _PAIRS_EVERY_ROUNDS:
+            self._pairs = read_pairs(self.library, self._devices)
+            self._pairs_of, self._pairs_age = state, 0
+        return self._pairs
+
+    def _version(self, function: str) -> str:
+        try:
+            return str(self.library.call(function))
+        except (Refused, Lost):
+            return ""
+
+    def _cuda_version(self) -> str:
+        for function in ("nvmlSystemGetCudaDriverVersion_v2", "nvmlSystemGetCudaDriverVersion"):
+            try:
+                number = self.library.call(function)
+                return f"{number // 1000}.{number % 1000 // 10}"
+            except (Refused, Lost):
+                continue
+        return ""
+
+    def close(self) -> None:
+        """Give NVML back."""
+        if self._events is not None:
+            self._events.close()
+        self.library.close()
