@@ -1,0 +1,7 @@
+"""``python -m gpuflight.cli``."""
+
+import sys
+
+from gpuflight.cli import main
+
+sys.exit(main())
