@@ -1,5 +1,6 @@
 """Sockets of every network namespace: raw netlink (inet_diag, unix_diag), /proc/PID/net where there is none."""
 
+from gpuflight.sources.netlink.conntrack import Flow
 from gpuflight.sources.netlink.records import (
     InetKey,
     InetSocket,
@@ -13,6 +14,7 @@ from gpuflight.sources.netlink.records import (
 from gpuflight.sources.netlink.source import Netlink
 
 __all__ = [
+    "Flow",
     "InetKey",
     "InetSocket",
     "InetTable",

@@ -25,6 +25,8 @@ _TIME_WAIT = 6
 # Without SYN_RECV (3, 12): half-open requests have no owner, and a SYN flood must not become a picture.
 _STATES = sum(1 << state for state in (1, 2, 4, 5, 7, 8, 9, 10, 11))
 
+_NO_FIN_SENT = (1, 8)  # ESTABLISHED, CLOSE_WAIT
+
 _BODY = 16  # of the message: after nlmsghdr
 _ATTRIBUTES = _BODY + 72  # after struct inet_diag_msg
 _TCP_INFO_STILL = 60  # of tcp_info: everything before tcpi_pmtu either ages by itself or is not reported
@@ -152,7 +154,7 @@ class InetParser:
             recv_buffer_bytes=memory[1] if memory else None,
             send_buffer_bytes=memory[3] if memory else None,
             drops=memory[8] if memory else None,
-            tcp=_tcp_info(fields[layout.info]) if layout.info and connected else None,
+            tcp=_tcp_info(fields[layout.info], state_number) if layout.info and connected else None,
         )
 
     def _address(self, family: int, raw: bytes) -> str:
@@ -197,15 +199,19 @@ def _learn(data: bytes, offset: int, length: int) -> _Layout:
     return _Layout(struct.Struct("".join(format_)), heads[0], heads[1], places[_INFO], places[_SKMEMINFO])
 
 
-def _tcp_info(still: bytes) -> TcpInfo | None:
+def _tcp_info(still: bytes, state: int) -> TcpInfo:
     """tcp_info from tcpi_pmtu on; it grows with the kernel, never changes."""
     rtt_us, window, retransmits = _TCP_BASE.unpack_from(still)
     sent = received = segments = busy = receiver_limited = buffer_limited = None
+    opened = False
     if len(still) >= _TCP_BYTES.size:
         sent, received = _TCP_BYTES.unpack_from(still)
     if len(still) >= _TCP_SEGMENTS.size:
         segments, busy, receiver_limited, buffer_limited = _TCP_SEGMENTS.unpack_from(still)
     if len(still) >= _TCP_SENT.size:
         all_sent, resent = _TCP_SENT.unpack_from(still)
-        sent = max(all_sent - resent, 0)
-    return TcpInfo(rtt_us, window, retransmits, sent, received, segments, busy, receiver_limited, buffer_limited)
+        acked, sent = sent, max(all_sent - resent, 0)
+        opened = state in _NO_FIN_SENT and acked is not None and acked > sent
+    return TcpInfo(
+        rtt_us, window, retransmits, sent, received, segments, busy, receiver_limited, buffer_limited, opened
+    )

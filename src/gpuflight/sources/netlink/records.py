@@ -18,7 +18,8 @@ class TcpInfo(Struct, gc=False, frozen=True):
     ``bytes_sent`` counts first transmissions only (tcpi_bytes_sent − tcpi_bytes_retrans, Linux 4.19; before that
     tcpi_bytes_acked, which on the opening end counts the SYN as one byte). The ``…_limited_us`` and ``busy_us`` are the
     kernel's chronograph: how long the sender had data in flight, and was held back by the receiver's window or by its
-    own send buffer (µs since the connection opened).
+    own send buffer (µs since the connection opened). ``opened``: this end is known to have opened the connection, since
+    more was acknowledged than it sent: the SYN (RFC 4898 counts it); False says nothing.
     """
 
     rtt_us: int
@@ -30,6 +31,7 @@ class TcpInfo(Struct, gc=False, frozen=True):
     busy_us: int | None
     receiver_limited_us: int | None
     send_buffer_limited_us: int | None
+    opened: bool = False
 
 
 class InetSocket(Struct, gc=False, frozen=True):

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.netlink import addresses, inet_diag, unix_diag
+from gpuflight.sources.netlink.conntrack import MAX_ENTRIES, Flow, parse_translations
 from gpuflight.sources.netlink.inet_diag import InetParser
 from gpuflight.sources.netlink.namespaces import Namespace, Namespaces
 from gpuflight.sources.netlink.proc_tables import InetTableParser, parse_sockstat, parse_unix
@@ -116,6 +117,18 @@ class Netlink:
                     return table
                 self._unix = table
             return self._unix
+
+    def translations(self) -> dict[Flow, Flow]:
+        """Connections of gpuflight's own network namespace that NAT changes: one end's view → the other's, both ways.
+
+        Empty without connection tracking, without the right to read it, or with more than ``MAX_ENTRIES`` entries.
+        """
+        try:
+            if int(self._procfs.text("sys/net/netfilter/nf_conntrack_count") or 0) > MAX_ENTRIES:
+                return {}
+            return parse_translations(self._procfs.net("self", "nf_conntrack"))
+        except (OSError, ValueError):
+            return {}
 
     # --- internet sockets ------------------------------------------------------------------------------------------
 

@@ -1,0 +1,205 @@
+"""Which two sockets of this host are the ends of one connection, and which of them opened it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+
+from gpuflight.sources.netlink import InetKey, InetSocket, InetTable
+
+if TYPE_CHECKING:
+    from gpuflight.sources.netlink import Flow
+
+_WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - compared, never bound
+_TIME_WAIT = "TIME_WAIT"
+
+Translations = Callable[[], "dict[Flow, Flow]"]
+
+
+class Connection(Struct, gc=False):
+    """One connection. An end that is no socket of this host is None; ``sure``: the direction is known, not guessed."""
+
+    client: InetSocket | None
+    server: InetSocket | None
+    sure: bool
+    nat: bool = False
+
+
+class SocketJoins:
+    """The connections among the sockets of one round.
+
+    Two sockets are joined if each one's addresses are the other's, mirrored, in the same network namespace; or across
+    namespaces (veth) if there is exactly one such pair on the host and no end is a loopback address. A connected UDP
+    socket whose peer is bound but not connected is joined to that. Ends that NAT keeps apart are joined by the host's
+    table of translations. Whatever stays alone is a half connection; none is dropped.
+    """
+
+    def __init__(
+        self, table: InetTable, certain: Container[InetKey] = (), translations: Translations | None = None
+    ) -> None:
+        self._connected: dict[InetKey, InetSocket] = {}
+        self._bound: dict[tuple[int, str, str, int], InetSocket] = {}
+        self._addresses = table.addresses
+        self._certain = certain
+        self._translations = translations
+        for socket in table.sockets:
+            if not socket.remote:
+                self._bound.setdefault((socket.netns, socket.protocol, socket.local_address, socket.local_port), socket)
+            elif (known := self._connected.setdefault(socket.key, socket)) is not socket and known.state == _TIME_WAIT:
+                self._connected[socket.key] = socket
+        self._by_address: dict[str, set[int]] | None = None
+
+    def connections(self) -> list[Connection]:
+        """Every connection, once."""
+        joined: list[Connection] = []
+        alone: list[InetSocket] = []
+        connected, done = self._connected, set()
+        for key, socket in connected.items():
+            if key in done:
+                continue
+            other = connected.get(socket.mirror)
+            if other is None:
+                alone.append(socket)
+                continue
+            done.add(socket.mirror)
+            joined.append(self._pair(socket, other))
+        if alone:
+            alone = self._join_across(alone, joined)
+        if alone:
+            alone = self._join_to_bound(alone, joined)
+        if alone:
+            alone = self._join_translated(alone, joined)
+        joined += [self._half(socket) for socket in alone]
+        return joined
+
+    def listener(self, netns: int, protocol: str, address: str, port: int) -> InetSocket | None:
+        """The socket that answers at an address: bound to it, or to every address of its namespace."""
+        found = self._bound.get((netns, protocol, address, port))
+        if found is None:
+            for wildcard in _WILDCARDS if "." in address else _WILDCARDS[1:]:
+                found = self._bound.get((netns, protocol, wildcard, port))
+                if found is not None:
+                    break
+        return found
+
+    def home(self, netns: int, address: str) -> int | None:
+        """The namespace that an address, seen from ``netns``, belongs to; None if it is not of this host, or not of
+        exactly one namespace of it."""
+        if self._by_address is None:
+            by_address: dict[str, set[int]] = {}
+            for space, addresses in self._addresses.items():
+                for known in addresses:
+                    by_address.setdefault(known, set()).add(space)
+            # Where addresses cannot be read, those that sockets use stand in for them.
+            for socket in self._connected.values():
+                by_address.setdefault(socket.local_address, set()).add(socket.netns)
+            for space, _, known, _ in self._bound:
+                by_address.setdefault(known, set()).add(space)
+            self._by_address = by_address
+        if address.startswith("127.") or address == "::1":
+            return netns
+        spaces = self._by_address.get(address, set())
+        if netns in spaces:
+            return netns
+        return next(iter(spaces)) if len(spaces) == 1 else None
+
+    # --- one pair --------------------------------------------------------------------------------------------------
+
+    def _pair(self, one: InetSocket, other: InetSocket, *, nat: bool = False) -> Connection:
+        """Who opened it, in order of certainty: what was certain before; the SYN that tcp_info counted; whose port has
+        a listener; the lower port is the server's (services have fixed, low ports; ephemeral ones start at 32768)."""
+        if one.key in self._certain:
+            return Connection(one, other, True, nat)
+        if other.key in self._certain:
+            return Connection(other, one, True, nat)
+        first, second = _opened(one), _opened(other)
+        if first != second:
+            return Connection(one, other, True, nat) if first else Connection(other, one, True, nat)
+        first, second = self._serves(one), self._serves(other)
+        if first != second:
+            return Connection(other, one, True, nat) if first else Connection(one, other, True, nat)
+        if (one.local_port, one.local, one.netns) < (other.local_port, other.local, other.netns):
+            return Connection(other, one, False, nat)
+        return Connection(one, other, False, nat)
+
+    def _half(self, socket: InetSocket) -> Connection:
+        if socket.key in self._certain or _opened(socket):
+            return Connection(socket, None, True)
+        if socket.mirror in self._certain or self._serves(socket):
+            return Connection(None, socket, True)
+        if socket.local_port < socket.remote_port:
+            return Connection(None, socket, False)
+        return Connection(socket, None, False)
+
+    def _serves(self, socket: InetSocket) -> bool:
+        found = self.listener(socket.netns, socket.protocol, socket.local_address, socket.local_port)
+        return found is not None and found is not socket
+
+    # --- pairs that are further apart ------------------------------------------------------------------------------
+
+    def _join_across(self, alone: list[InetSocket], joined: list[Connection]) -> list[InetSocket]:
+        if len({socket.netns for socket in alone}) < 2:
+            return alone
+        index: dict[tuple[str, str, str], list[InetSocket]] = {}
+        for socket in alone:
+            if not socket.loopback:
+                index.setdefault(socket.key[1:], []).append(socket)
+        rest: list[InetSocket] = []
+        done: set[InetKey] = set()
+        for socket in alone:
+            if socket.key in done:
+                continue
+            mine, theirs = index.get(socket.key[1:], ()), index.get(socket.mirror[1:], ())
+            if len(mine) == len(theirs) == 1 and theirs[0].netns != socket.netns:
+                done.add(theirs[0].key)
+                joined.append(self._pair(socket, theirs[0]))
+            else:
+                rest.append(socket)
+        return rest
+
+    def _join_to_bound(self, alone: list[InetSocket], joined: list[Connection]) -> list[InetSocket]:
+        rest: list[InetSocket] = []
+        for socket in alone:
+            peer = self._bound_peer(socket) if socket.protocol != "tcp" else None
+            if peer is None:
+                rest.append(socket)
+            elif self._serves(socket):
+                joined.append(Connection(peer, socket, True))
+            else:
+                joined.append(Connection(socket, peer, True))
+        return rest
+
+    def _bound_peer(self, socket: InetSocket) -> InetSocket | None:
+        home = self.home(socket.netns, socket.remote_address)
+        if home is None:
+            return None
+        found = self.listener(home, socket.protocol, socket.remote_address, socket.remote_port)
+        return None if found is socket else found
+
+    def _join_translated(self, alone: list[InetSocket], joined: list[Connection]) -> list[InetSocket]:
+        if self._translations is None or all(socket.loopback for socket in alone):
+            return alone
+        table = self._translations()
+        if not table:
+            return alone
+        index: dict[tuple[str, str, str], list[InetSocket]] = {}
+        for socket in alone:
+            index.setdefault(socket.key[1:], []).append(socket)
+        rest: list[InetSocket] = []
+        done: set[InetKey] = set()
+        for socket in alone:
+            if socket.key in done:
+                continue
+            theirs = index.get(table.get(socket.key[1:], ("", "", "")), [])  # type: ignore[call-overload]
+            if len(theirs) == len(index[socket.key[1:]]) == 1 and theirs[0] is not socket:
+                done.add(theirs[0].key)
+                joined.append(self._pair(socket, theirs[0], nat=True))
+            else:
+                rest.append(socket)
+        return rest
+
+
+def _opened(socket: InetSocket) -> bool:
+    return socket.tcp is not None and socket.tcp.opened

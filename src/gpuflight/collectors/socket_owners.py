@@ -1,0 +1,92 @@
+"""Which processes hold a socket open; shared by the collectors of internet and unix sockets."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from gpuflight.collectors.base import Collector
+from gpuflight.graph import edges, nodes
+
+if TYPE_CHECKING:
+    from gpuflight.sources.procfs import FdRef, ProcFs, ProcStat
+
+
+class SocketOwners:
+    """Inode → ids of the processes that have it open, in the order of their pids; edges and anchors to go with it.
+
+    Edges and anchors are the same objects round after round, for as long as they are asked for.
+    """
+
+    def __init__(self) -> None:
+        self._sockets: dict[int, list[FdRef]] = {}
+        self._processes: dict[int, ProcStat] = {}
+        self._by_pid: dict[int, tuple[str, ...]] = {}
+        self._anchors: dict[str, nodes.Process] = {}
+        self._last_anchors: dict[str, nodes.Process] = {}
+        self._belongs: dict[tuple[str, str], edges.Belong] = {}
+        self._last_belongs: dict[tuple[str, str], edges.Belong] = {}
+        self.unreadable_pids = 0
+
+    def begin(self, procfs: ProcFs, inodes: set[int]) -> None:
+        """Look up this round's owners of the sockets that exist (``inodes``). Raises SourceUnavailable."""
+        index = procfs.fds()
+        inodes.discard(0)
+        missing = inodes - index.sockets.keys()
+        if missing:  # maybe opened since their process was last looked at closely
+            index = procfs.fds(missing)
+        self._sockets = index.sockets
+        self._processes = procfs.processes()
+        self._by_pid = {}
+        self.unreadable_pids = index.unreadable_pids
+        self._last_anchors, self._anchors = self._anchors, {}
+        self._last_belongs, self._belongs = self._belongs, {}
+
+    def of(self, inode: int) -> tuple[str, ...]:
+        """Ids of the processes that hold the socket; several after a fork, none if nobody visible does."""
+        references = self._sockets.get(inode)
+        if references is None:
+            return ()
+        if len(references) == 1:
+            return self._of_pid(references[0].pid)
+        pids = sorted({reference.pid for reference in references})
+        return tuple(process for pid in pids for process in self._of_pid(pid))
+
+    def alive(self, process: str) -> bool:
+        """Whether a process id of an earlier round is a live process now."""
+        pid = int(process[len("Process(pid=") :].partition(",")[0])
+        return self._of_pid(pid) == (process,)
+
+    def belong(self, endpoint: str, process: str) -> edges.Belong:
+        """The edge from an endpoint to one of its processes."""
+        key = (endpoint, process)
+        edge = self._last_belongs.get(key)
+        if edge is None:
+            edge = edges.Belong(endpoint, process)
+        self._belongs[key] = edge
+        return edge
+
+    def anchor(self, process: str) -> nodes.Process:
+        """The process as a bare entity, for an edge to end in. ``process`` is an id that ``of`` gave this round."""
+        found = self._anchors.get(process) or self._last_anchors.get(process)
+        if found is None:
+            pid, _, start = process[len("Process(pid=") : -1].partition(",start=")
+            found = nodes.Process(pid=int(pid), start=int(start))
+        self._anchors[process] = found
+        return found
+
+    def report_unowned(self, collector: Collector, inodes: Iterable[int]) -> None:
+        """Say how many sockets show no owner because their process could not be looked into."""
+        if self.unreadable_pids:
+            unowned = sum(1 for inode in inodes if inode and inode not in self._sockets)
+            if unowned:
+                collector.note(
+                    "sockets whose process may not be looked into", "run as root or grant CAP_SYS_PTRACE", unowned
+                )
+
+    def _of_pid(self, pid: int) -> tuple[str, ...]:
+        found = self._by_pid.get(pid)
+        if found is None:
+            stat = self._processes.get(pid)
+            found = self._by_pid[pid] = () if stat is None else (f"Process(pid={pid},start={stat.start})",)
+        return found

@@ -1,0 +1,264 @@
+"""Internet sockets: endpoints, the processes that hold them, and who is connected with whom."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from msgspec import Struct
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpuflight.collectors.base import Batch, Collector
+from gpuflight.collectors.socket_edges import Counters, connect_to, read_counters
+from gpuflight.collectors.socket_endpoints import Endpoint, Endpoints, Peer, socket_id
+from gpuflight.collectors.socket_joins import Connection, SocketJoins
+from gpuflight.collectors.socket_owners import SocketOwners
+from gpuflight.graph import Edge, EdgeKey, Entity, edges, nodes
+from gpuflight.sources.netlink import InetKey, InetSocket
+
+if TYPE_CHECKING:
+    from gpuflight.sources.world import World
+
+
+class SocketsSettings(BaseModel):
+    """How much of the sockets is shown."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    limit: int = Field(20_000, ge=1, description="Most endpoints in the picture; owned and joined ones come first.")
+    time_wait_limit: int = Field(
+        256, ge=0, description="Most connections in TIME_WAIT, per namespace and family, that are looked at; 0: none."
+    )
+
+
+class _Link(Struct, gc=False):
+    """A connection as last shown. ``still``: its edge shows rates of 0, so it stands until a socket changes."""
+
+    connection: Connection
+    source: str
+    target: str
+    peer: Peer | None
+    counters: Counters | None = None
+    processes: tuple[list[str] | None, list[str] | None] = (None, None)
+    edge: edges.ConnectTo | None = None
+    still: bool = False
+
+
+class Sockets(Collector):
+    """TCP and UDP endpoints of every network namespace, their processes, and each connection once.
+
+    An endpoint (protocol, address, namespace) is one entity, however many kernel sockets share it: a listener and the
+    connections it accepted on that address. A connection is one edge from the end that opened it to the end that
+    accepted it, joined as ``SocketJoins`` says; if the other end is not on this host it is shown too (``remote``) and
+    the edge is ``half``. A connection that is over but still in TIME_WAIT is shown as ``ended`` if its server is known
+    here, so that a short one between two rounds is not missed; it has no owner, except as an earlier round saw it.
+
+    With ``seed`` everything is shown up to ``limit``; without, ``expand`` shows the sockets of the processes asked for,
+    and what they are connected with.
+    """
+
+    name = "sockets"
+    seeds = True
+    expands = (nodes.Process,)
+    settings_class = SocketsSettings
+
+    def __init__(self, settings: SocketsSettings | None = None) -> None:
+        super().__init__(settings)
+        self._owners = SocketOwners()
+        self._endpoints = Endpoints(self._owners)
+        self._links: dict[InetKey, _Link] = {}
+        self._certain: set[InetKey] = set()
+        self._addresses: dict[int, frozenset[str]] = {}
+        self._seeded = False
+        self._by_process: dict[str, list[Endpoint]] | None = None
+        self._by_endpoint: dict[str, list[_Link]] = {}
+
+    def observe(self, world: World) -> None:
+        now_s = world.clock.monotonic_s()
+        table = world.netlink.inet_sockets(self.settings.time_wait_limit)
+        for what, count in table.losses.items():
+            self.lose(what, count)
+        for limit in table.limits:
+            self.note(limit.reason, limit.hint, limit.count)
+        if table.time_wait_count and self.settings.time_wait_limit:
+            self.lose("connections in TIME_WAIT over the limit", table.time_wait_count)
+        self._owners.begin(world.procfs, {socket.inode for socket in table.sockets})
+        self._owners.report_unowned(self, (socket.inode for socket in table.sockets))
+        self._seeded = False
+        self._by_process = None
+        joins = SocketJoins(table, self._certain, world.netlink.translations)
+        self._endpoints.begin(table.sockets, joins)
+        moved = table.addresses != self._addresses
+        self._addresses = table.addresses
+        self._links = self._link(joins.connections(), joins, moved=moved)
+        self._endpoints.finish()
+        self._show(now_s)
+        self._certain = {key for key, link in self._links.items() if link.connection.sure}
+
+    def seed(self) -> Batch:
+        self._seeded = True
+        endpoints, links = list(self._endpoints.all.values()), list(self._links.values())
+        if len(endpoints) > self.settings.limit:
+            endpoints, links = self._limited(endpoints, links)
+        batch = Batch()
+        processes: set[str] = set()
+        for endpoint in endpoints:
+            batch.nodes.append(endpoint.entity)
+            batch.edges += endpoint.belongs
+            processes.update(endpoint.owners)
+        batch.nodes += [self._owners.anchor(process) for process in sorted(processes)]
+        batch.edges += [link.edge for link in links if link.edge is not None]
+        return batch
+
+    def expand(self, entities: Sequence[nodes.Process]) -> Batch:
+        if self._seeded:
+            return Batch()  # all of it was shown
+        if self._by_process is None:
+            self._index()
+        assert self._by_process is not None  # noqa: S101 - _index made it
+        shown: dict[str, Entity] = {}
+        drawn: dict[EdgeKey, Edge] = {}
+        for process in entities:
+            for endpoint in self._by_process.get(process.id, ()):
+                self._add(endpoint, shown, drawn)
+                for link in self._by_endpoint.get(endpoint.id, ()):
+                    side = 0 if link.source == endpoint.id else 1
+                    only = link.processes[side]
+                    if link.edge is None or (only is not None and process.id not in only):
+                        continue
+                    drawn[link.edge.key] = link.edge
+                    self._add(self._endpoints.all[link.target if side == 0 else link.source], shown, drawn)
+        return Batch(list(shown.values()), list(drawn.values()))
+
+    # --- the index of a round --------------------------------------------------------------------------------------
+
+    def _link(self, connections: list[Connection], joins: SocketJoins, *, moved: bool) -> dict[InetKey, _Link]:
+        """Which endpoints each connection is between; one that is as it was keeps its link."""
+        links: dict[InetKey, _Link] = {}
+        before, endpoints = self._links, self._endpoints
+        dropped = 0
+        for connection in connections:
+            client, server = connection.client, connection.server
+            key = client.key if client is not None else server.mirror  # type: ignore[union-attr]
+            link = before.get(key)
+            if (
+                link is None
+                or moved
+                or link.connection.client is not client
+                or link.connection.server is not server
+                or link.connection.sure is not connection.sure
+            ):
+                link = self._new_link(connection, joins, link)
+            ended = _ended(connection)
+            if ended is not None:
+                if not self._server_is_known(connection, link, joins):
+                    dropped += 1
+                    continue
+                endpoints.add_ended(ended)
+            if link.peer is not None:
+                endpoints.add_peer(link.peer)
+            links[key] = link
+        if dropped:
+            self.lose("ended connections to no known process", dropped)
+        return links
+
+    def _new_link(self, connection: Connection, joins: SocketJoins, known: _Link | None) -> _Link:
+        client, server = connection.client, connection.server
+        peer = None
+        if client is None or server is None:
+            here = client if client is not None else server
+            assert here is not None  # noqa: S101 - a connection has an end
+            home = joins.home(here.netns, here.remote_address)
+            netns = home if home is not None else 0
+            id_ = socket_id(here.protocol, here.remote, netns)
+            peer = Peer(id_, netns, here.protocol, here.remote, here.remote_address, here.remote_port, home is None)
+        source = self._endpoints.id_of(client) if client is not None else peer.id  # type: ignore[union-attr]
+        target = self._endpoints.id_of(server) if server is not None else peer.id  # type: ignore[union-attr]
+        return _Link(connection, source, target, peer, known.counters if known is not None else None)
+
+    def _server_is_known(self, connection: Connection, link: _Link, joins: SocketJoins) -> bool:
+        if connection.server is not None:
+            return connection.sure
+        peer = link.peer
+        assert peer is not None  # noqa: S101 - there is no server socket
+        return peer.id in self._endpoints or (
+            not peer.remote and joins.listener(peer.netns, peer.protocol, peer.address, peer.port) is not None
+        )
+
+    def _show(self, now_s: float) -> None:
+        """Make the edges; one whose sockets are as they were, and whose rates are 0 already, stands."""
+        for link in self._links.values():
+            processes = self._only(link)
+            if link.still and link.processes == processes:
+                if link.counters is not None:
+                    link.counters.time_s = now_s
+                continue
+            before = link.counters
+            now = read_counters(link.connection, now_s)
+            same = link.edge is not None and now is not None and before is not None and _rests(now, before)
+            link.still = now is None or same
+            link.counters, link.processes = now, processes
+            link.edge = connect_to(link.source, link.target, link.connection, now, before, processes)
+
+    def _only(self, link: _Link) -> tuple[list[str] | None, list[str] | None]:
+        """Of endpoints that several processes share, those that hold this very connection."""
+        ends = ((link.source, link.connection.client), (link.target, link.connection.server))
+        answer: list[list[str] | None] = [None, None]
+        for side, (id_, socket) in enumerate(ends):
+            shared = self._endpoints.all[id_].owners
+            if len(shared) > 1 and socket is not None and socket.inode:
+                owners = self._owners.of(socket.inode)
+                if owners and owners != shared:
+                    answer[side] = list(owners)
+        return answer[0], answer[1]
+
+    # --- what is shown ---------------------------------------------------------------------------------------------
+
+    def _index(self) -> None:
+        self._by_process, self._by_endpoint = {}, {}
+        for endpoint in self._endpoints.all.values():
+            for process in endpoint.owners:
+                self._by_process.setdefault(process, []).append(endpoint)
+        for link in self._links.values():
+            self._by_endpoint.setdefault(link.source, []).append(link)
+            if link.target != link.source:
+                self._by_endpoint.setdefault(link.target, []).append(link)
+
+    def _add(self, endpoint: Endpoint, shown: dict[str, Entity], drawn: dict[EdgeKey, Edge]) -> None:
+        if endpoint.id in shown:
+            return
+        shown[endpoint.id] = endpoint.entity
+        for edge in endpoint.belongs:
+            drawn[edge.key] = edge
+        for process in endpoint.owners:
+            shown[process] = self._owners.anchor(process)
+
+    def _limited(self, endpoints: list[Endpoint], links: list[_Link]) -> tuple[list[Endpoint], list[_Link]]:
+        """As many as the limit allows: first who listens, then connections with both ends owned, then all others."""
+        every = self._endpoints.all
+        order: dict[str, Endpoint] = {endpoint.id: endpoint for endpoint in endpoints if endpoint.bound}
+        for link in sorted(links, key=lambda link: -bool(every[link.source].owners) - bool(every[link.target].owners)):
+            order.setdefault(link.source, every[link.source])
+            order.setdefault(link.target, every[link.target])
+        order.update((endpoint.id, endpoint) for endpoint in endpoints)
+        kept = dict(list(order.items())[: self.settings.limit])
+        self.lose("sockets over the limit", len(endpoints) - len(kept))
+        self.note(f"more than {self.settings.limit} sockets", "raise the limit of the collector sockets")
+        return list(kept.values()), [link for link in links if link.source in kept and link.target in kept]
+
+
+def _ended(connection: Connection) -> InetSocket | None:
+    for socket in (connection.client, connection.server):
+        if socket is not None and socket.state == "TIME_WAIT":
+            return socket
+    return None
+
+
+def _rests(now: Counters, before: Counters) -> bool:
+    return (
+        now.bytes_sent == before.bytes_sent
+        and now.bytes_received == before.bytes_received
+        and now.retransmits == before.retransmits
+        and now.receiver_limited_us == before.receiver_limited_us
+        and now.buffer_limited_us == before.buffer_limited_us
+    )
