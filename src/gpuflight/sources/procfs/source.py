@@ -7,8 +7,6 @@ also change its owner, cgroup or title without that.
 
 from __future__ import annotations
 
-import os
-import struct
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,10 +16,10 @@ from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.clock import Clock
 from gpuflight.sources.fs import FileSystem
 from gpuflight.sources.procfs.fds import FdIndex, FdScanner
+from gpuflight.sources.procfs.machine import Machine
 from gpuflight.sources.procfs.mounts import LocalPaths
 from gpuflight.sources.procfs.stat import (
     ProcStat,
-    decode,
     parse_cgroup,
     parse_cmdline,
     parse_environ,
@@ -41,8 +39,6 @@ THREADS_ROUNDS = 4
 LOCK_TIMEOUT_S = 3.0
 """How long a caller waits for another thread's scan before it gives up its round."""
 
-_AT_PAGESZ, _AT_CLKTCK = 6, 17
-
 
 class _Known:
     """What is kept about one process from round to round."""
@@ -60,13 +56,12 @@ class _Known:
         self.threads_stat: ProcStat | None = None
 
 
-class ProcFs:
+class ProcFs(Machine):
     """/proc through a ``FileSystem``. Methods about one pid raise OSError if it ended or may not be looked into."""
 
     def __init__(self, fs: FileSystem, clock: Clock, root: str = "/proc") -> None:
-        self.fs = fs
+        super().__init__(fs, root)
         self.clock = clock
-        self.root = root
         self.vanished = 0
         """Processes that ended between being listed and being read, this round."""
         self.unreadable = 0
@@ -81,8 +76,6 @@ class ProcFs:
         self._processes: dict[int, ProcStat] | None = None
         self._index: FdIndex | None = None
         self._status: dict[int, dict[str, str]] = {}
-        self._auxv: dict[int, int] | None = None
-        self._boot_time_s: float | None = None
         self._mounts = LocalPaths(self.mountinfo, lambda pid: self.namespace(pid, "mnt"))
         self._users = Users(fs)
         self._fds = FdScanner(fs, root, self._mounts)
@@ -209,6 +202,11 @@ class ProcFs:
         value: list[int] = self._fact(pid, "nspids", lambda: self._nspids(pid))
         return value
 
+    def cpus_allowed(self, pid: int) -> str:
+        """CPUs its main thread may run on, in list format (``0-3,8``)."""
+        value: str = self._fact(pid, "cpus", lambda: self.status(pid).get("Cpus_allowed_list", ""))
+        return value
+
     def namespace(self, pid: int, kind: str) -> int:
         """Inode of a namespace of the process: ``net``, ``mnt``, ``pid``, ``ipc``, ``uts``, ``user``, ``cgroup``."""
         value: int = self._fact(
@@ -313,12 +311,6 @@ class ProcFs:
         """/proc/PID/io: bytes and calls since the process started; needs the right to trace it."""
         return {key: int(value) for key, value in parse_status(self.fs.read_record(f"{self.root}/{pid}/io")).items()}
 
-    def text(self, name: str) -> str:
-        """A file directly under /proc, e.g. ``meminfo`` or ``sys/kernel/osrelease``, without the last newline."""
-        return decode(self.fs.read(f"{self.root}/{name}")).rstrip("\n")
-
-    # --- the machine -----------------------------------------------------------------------------------------------
-
     def hides_processes(self) -> bool:
         """Whether /proc is mounted so that one sees only one's own processes (``hidepid``)."""
         try:
@@ -327,38 +319,6 @@ class ProcFs:
             return False
         mount = [line for line in mounts if line.split(" ")[4:5] == [self.root]][-1:]
         return any("hidepid=" in line and not any(f"hidepid={off}" in line for off in ("0", "off")) for line in mount)
-
-    @property
-    def hostname(self) -> str:
-        """Name of the host; identity of its ``Host`` entity."""
-        try:
-            return self.text("sys/kernel/hostname") or "localhost"
-        except OSError:
-            return "localhost"
-
-    @property
-    def ticks_per_second(self) -> int:
-        """Clock ticks per second of the times in ``ProcStat``."""
-        return self._auxiliary(_AT_CLKTCK) or 100
-
-    @property
-    def page_size(self) -> int:
-        """Bytes per page of ``rss_pages``: 4,096, on arm64 also 16,384 or 65,536."""
-        return self._auxiliary(_AT_PAGESZ) or os.sysconf("SC_PAGE_SIZE")
-
-    @property
-    def boot_time_s(self) -> float:
-        """When the kernel started, s since the epoch. Raises SourceUnavailable."""
-        if self._boot_time_s is None:
-            try:
-                for line in self.text("stat").split("\n"):
-                    if line.startswith("btime "):
-                        self._boot_time_s = float(line[6:])
-            except OSError as error:
-                raise SourceUnavailable(f"{self.root}/stat cannot be read: {error.strerror}") from error
-            if self._boot_time_s is None:
-                raise SourceUnavailable(f"{self.root}/stat has no btime")
-        return self._boot_time_s
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
@@ -374,16 +334,6 @@ class ProcFs:
     def _nspids(self, pid: int) -> list[int]:
         value = self.status(pid).get("NSpid", "")  # missing before Linux 4.1
         return [int(number) for number in value.split()] or [pid]
-
-    def _auxiliary(self, key: int) -> int | None:
-        """A value of our auxiliary vector: unlike sysconf it comes from the files, so from a recording too."""
-        if self._auxv is None:
-            try:
-                raw = self.fs.read(f"{self.root}/self/auxv")
-                self._auxv = dict(struct.iter_unpack("=QQ", raw[: len(raw) // 16 * 16]))
-            except OSError:
-                self._auxv = {}
-        return self._auxv.get(key)
 
 
 @contextmanager

@@ -1,0 +1,284 @@
+"""The processes of the host, who started whom, and what each uses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from msgspec import Struct
+from pydantic import BaseModel, ConfigDict, Field
+
+from gpuflight.collectors.base import Batch, Collector
+from gpuflight.collectors.process_details import DetailReader
+from gpuflight.collectors.process_facts import FactReader, ProcessFacts
+from gpuflight.collectors.rates import FIRST_READING
+from gpuflight.errors import SourceUnavailable
+from gpuflight.graph import Edge, edges, nodes
+
+if TYPE_CHECKING:
+    from gpuflight.sources.procfs import FdIndex, ProcFs, ProcStat
+    from gpuflight.sources.world import World
+
+ACCELERATORS = ("/dev/nvidia", "/dev/davinci", "/dev/kfd", "/dev/dri/renderD", "/dev/accel")
+"""Beginnings of the device files that a process with a GPU or an NPU holds open."""
+
+_RATES = ("cpu_pct", "major_faults_per_s", "minor_faults_per_s")
+_UNKNOWN_RATES = dict.fromkeys(_RATES, FIRST_READING)
+
+
+class ProcessTreeSettings(BaseModel):
+    """What the process tree shows."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    seed_all: bool = Field(True, description="Start from every process; without, only from what others start from.")
+    kernel_threads: bool = Field(False, description="Show the kernel's own threads too.")
+    descriptors: bool = Field(True, description="Count each process's open descriptors.")
+    cmdline_max_chars: int = Field(1024, ge=16, description="Longer command lines are cut.")
+    detail_min_cpu_pct: float = Field(
+        1.0, ge=0, description="CPU use (of one core) from which context switches and I/O of a process are read."
+    )
+    detail_max_processes: int = Field(64, ge=0, description="Most processes of which these are read in one round.")
+    detail_max_threads: int = Field(256, ge=0, description="Most threads of which switches are read in one round.")
+
+
+class _Shown(Struct, gc=False):
+    """What was reported of a process, to be reported again as long as nothing changes."""
+
+    stat: Any  # ProcStat
+    facts: ProcessFacts
+    entity: nodes.Process
+    fds: int | None
+    still: bool  # all its rates were 0
+
+
+class ProcessTree(Collector):
+    """Processes: parents and children, owner, command line, CPU, memory, faults, switches, I/O, open descriptors."""
+
+    seeds = True
+    expands = (nodes.Process,)
+    precedence = 10
+    settings_class = ProcessTreeSettings
+    settings: ProcessTreeSettings
+
+    def __init__(self, settings: ProcessTreeSettings | None = None) -> None:
+        super().__init__(settings)
+        self._facts = FactReader(self.settings.cmdline_max_chars)
+        self._details = DetailReader(self.settings.detail_max_threads)
+        self._shown: dict[int, _Shown] = {}
+        self._now: dict[int, ProcStat] = {}
+        self._now_s = 0.0
+        self._edges: dict[int, Edge] = {}
+
+    def observe(self, world: World) -> None:
+        procfs: ProcFs = world.procfs
+        self._procfs = procfs
+        self._before, self._before_s = self._now, self._now_s
+        self._now = procfs.processes()
+        self._now_s = procfs.scanned_at_s
+        self._elapsed_s = self._now_s - self._before_s if self._before else 0.0
+        self._ticks_per_second = procfs.ticks_per_second
+        self._page_size = procfs.page_size
+        self._facts.begin(procfs)
+        self._host = nodes.Host(hostname=procfs.hostname)
+        self._index: FdIndex | None = self._descriptors()
+        self._children: dict[int, list[ProcStat]] | None = None
+        self._emitted: set[int] = set()
+        self._vanished: set[str] = set()
+        self._descend: set[str] = set()
+        self._host_emitted = False
+        self._no_exe = 0
+        self._shown = {pid: shown for pid, shown in self._shown.items() if pid in self._now}
+        self._edges = {pid: edge for pid, edge in self._edges.items() if pid in self._now}
+        self._details.begin(procfs, self._now_s, self._worth_details())
+        self._say_limits(procfs)
+
+    def seed(self) -> Batch:
+        batch = Batch()
+        if self.settings.seed_all:
+            for stat in self._now.values():
+                if self.settings.kernel_threads or not stat.kernel_thread:
+                    self._emit(stat, batch)
+        return self._finished(batch)
+
+    def expand(self, entities: Sequence[nodes.Process]) -> Batch:
+        """Each process with its ancestors; with its children if it, or an ancestor, was asked for (``seeded``)."""
+        batch = Batch()
+        for entity in entities:
+            stat = self._now.get(entity.pid)
+            if stat is None or stat.start != entity.start:
+                self.lose("vanished processes")
+                continue
+            self._emit(stat, batch)
+            self._emit_ancestors(stat, batch)
+            if not self.settings.seed_all and (entity.attributes.get("seeded") or entity.id in self._descend):
+                for child in self._children_of(stat.pid):
+                    self._descend.add(child.id)
+                    self._emit(child, batch)
+        return self._finished(batch)
+
+    # --- one process -----------------------------------------------------------------------------------------------
+
+    def _emit(self, stat: ProcStat, batch: Batch) -> None:
+        pid = stat.pid
+        if pid in self._emitted:
+            return
+        shown = self._shown.get(pid)
+        fds = self._index.counts.get(pid) if self._index is not None else None
+        if shown is None or shown.stat is not stat or not shown.still or shown.fds != fds or self._due(pid):
+            try:
+                shown = self._show(stat, shown if shown is not None and shown.stat.start == stat.start else None, fds)
+            except (FileNotFoundError, ProcessLookupError):
+                self.lose("vanished processes")
+                self._vanished.add(stat.id)
+                return
+            except OSError as error:
+                self.lose("unreadable processes")
+                self.note(f"a process could not be read: {error.strerror}")
+                self._vanished.add(stat.id)
+                return
+            self._shown[pid] = shown
+        if shown.entity.unknown is not None and "exe" in shown.entity.unknown:
+            self._no_exe += 1
+        self._emitted.add(pid)
+        batch.nodes.append(shown.entity)
+        batch.edges.append(self._edge_to(stat, batch))
+
+    def _due(self, pid: int) -> bool:
+        return self._procfs.facts_turn(pid) or pid in self._details.chosen
+
+    def _show(self, stat: ProcStat, shown: _Shown | None, fds: int | None) -> _Shown:
+        facts = self._facts.read(stat, shown.facts if shown is not None else None)
+        rates = self._rates(stat)
+        still = rates is not None and not any(rates.values())
+        if (
+            shown is not None
+            and still
+            and shown.still
+            and shown.facts is facts
+            and shown.stat is stat
+            and shown.fds == fds
+            and stat.pid not in self._details.chosen
+        ):
+            return shown
+        metrics: dict[str, int | float] = dict(rates) if rates is not None else {}
+        unknown = {**facts.unknown} if rates is not None else {**facts.unknown, **_UNKNOWN_RATES}
+        metrics["threads_count"] = stat.threads
+        if not stat.kernel_thread:  # has no memory and no descriptors of its own
+            metrics["rss_bytes"] = stat.rss_pages * self._page_size
+            if fds is not None:
+                metrics["fds_count"] = fds
+            elif self.settings.descriptors and stat.state not in "ZX":
+                unknown["fds_count"] = self._no_descriptors
+            self._details.add(stat, metrics, unknown)
+        attributes = {**facts.attributes, "state": stat.state, "ppid": stat.ppid}
+        entity = nodes.Process(
+            pid=stat.pid, start=stat.start, id=stat.id, attributes=attributes, metrics=metrics, unknown=unknown or None
+        )
+        return _Shown(stat, facts, entity, fds, still and stat.pid not in self._details.chosen)
+
+    def _rates(self, stat: ProcStat) -> dict[str, float] | None:
+        """Over the time since the last round; None in the first. A process born since then began at 0."""
+        if self._elapsed_s <= 0:
+            return None
+        before = self._before.get(stat.pid)
+        if before is stat:
+            return dict.fromkeys(_RATES, 0.0)
+        if before is not None and before.start == stat.start:
+            ticks, major, minor = before.cpu_ticks, before.majflt, before.minflt
+        else:
+            ticks = major = minor = 0
+        return {
+            "cpu_pct": max(0, stat.cpu_ticks - ticks) * 100.0 / self._ticks_per_second / self._elapsed_s,
+            "major_faults_per_s": max(0, stat.majflt - major) / self._elapsed_s,
+            "minor_faults_per_s": max(0, stat.minflt - minor) / self._elapsed_s,
+        }
+
+    def _edge_to(self, stat: ProcStat, batch: Batch) -> Edge:
+        """From the parent; from the host if the parent cannot be seen (ppid 0, another pid namespace)."""
+        parent = self._now.get(stat.ppid)
+        if parent is None or not self._shows(parent):
+            parent = None
+            if not self._host_emitted:
+                self._host_emitted = True
+                batch.nodes.append(self._host)
+        source = self._host.id if parent is None else parent.id
+        edge = self._edges.get(stat.pid)
+        if edge is None or edge.source != source or edge.target != stat.id:
+            kind = edges.Host if parent is None else edges.Own
+            edge = self._edges[stat.pid] = kind(source, stat.id)
+        return edge
+
+    def _shows(self, parent: ProcStat) -> bool:
+        """Whether a parent is part of the picture: the kernel's ones are only where kernel threads are."""
+        return self.settings.kernel_threads or not parent.kernel_thread
+
+    def _emit_ancestors(self, stat: ProcStat, batch: Batch) -> None:
+        parent = self._now.get(stat.ppid)
+        while parent is not None and parent.pid not in self._emitted and self._shows(parent):
+            self._emit(parent, batch)
+            if parent.pid not in self._emitted:  # it vanished
+                return
+            parent = self._now.get(parent.ppid)
+
+    def _children_of(self, pid: int) -> list[ProcStat]:
+        if self._children is None:
+            self._children = {}
+            for stat in self._now.values():
+                self._children.setdefault(stat.ppid, []).append(stat)
+        return self._children.get(pid, [])
+
+    # --- once a round ----------------------------------------------------------------------------------------------
+
+    def _descriptors(self) -> FdIndex | None:
+        self._no_descriptors = "no right to look into this process"
+        if not self.settings.descriptors:
+            return None
+        try:
+            return self._procfs.fds()
+        except SourceUnavailable as error:
+            self._no_descriptors = error.reason
+            self.note(error.reason, error.hint)
+            return None
+
+    def _worth_details(self) -> list[ProcStat]:
+        """The processes whose switches and I/O are read: those with a GPU, then those that use most CPU."""
+        limit = self.settings.detail_max_processes
+        if not limit:
+            return []
+        accelerated = self._index.holders(ACCELERATORS) if self._index is not None else set()
+        least_ticks = self.settings.detail_min_cpu_pct / 100 * self._ticks_per_second * max(self._elapsed_s, 0.0)
+        busy = []
+        for pid, stat in self._now.items():
+            if stat.kernel_thread:
+                continue
+            before = self._before.get(pid)
+            if before is stat and pid not in accelerated:
+                continue
+            ticks = stat.cpu_ticks - (before.cpu_ticks if before is not None and before.start == stat.start else 0)
+            if pid in accelerated or (self._elapsed_s > 0 and ticks >= max(least_ticks, 1)):
+                busy.append((pid not in accelerated, -ticks, stat))
+        busy.sort(key=lambda entry: entry[:2])
+        if len(busy) > limit:
+            self.lose("processes without context switches and I/O", len(busy) - limit)
+        return [stat for _, _, stat in busy[:limit]]
+
+    def _say_limits(self, procfs: ProcFs) -> None:
+        if procfs.vanished:
+            self.lose("vanished processes", procfs.vanished)
+        if procfs.unreadable:
+            self.lose("unreadable processes", procfs.unreadable)
+        if procfs.hides_processes():
+            self.note("/proc hides the processes of other users (hidepid)", "run as root or as a member of its gid")
+
+    def _finished(self, batch: Batch) -> Batch:
+        if self._vanished:  # its children have another parent by now; the next round shows which
+            batch.edges = [edge for edge in batch.edges if edge.source not in self._vanished]
+        if self._no_exe:
+            self.note(
+                "executables, I/O and open files of some processes may not be read",
+                "run as root or grant CAP_SYS_PTRACE",
+                self._no_exe,
+            )
+            self._no_exe = 0
+        return batch
