@@ -17,16 +17,26 @@ import msgspec
 from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.fs import FileSystem
 from gpuflight.sources.maps import SharedMaps
-from gpuflight.sources.procfs import FdRef, ProcFs
+from gpuflight.sources.mqueues import MessageQueueFiles, PosixQueue
+from gpuflight.sources.procfs import ProcFs
 from gpuflight.sources.recording import Tape
-from gpuflight.sources.segments import Segment, SegmentKey, ShmFile, ShmMount, join, list_files, mount, size_bytes
+from gpuflight.sources.segments import (
+    Segment,
+    SegmentKey,
+    SemaphoreState,
+    ShmFile,
+    ShmMount,
+    join,
+    list_files,
+    mount,
+    semaphore_state,
+    size_bytes,
+)
 
 SEMAPHORES_PER_ROUND = 4096
 """Most semaphores asked for their last user in one round (about 1 µs each)."""
 
 _GETPID = 11  # <linux/sem.h>
-_MQUEUE_FILE_BYTES = 80  # FILENT_SIZE of ipc/mqueue.c: what stat says of every POSIX queue
-_REGULAR, _FILE_TYPE = 0o100000, 0o170000
 
 # (syscall number, by architecture) → what a process blocked in it waits for; the first argument is the object's id.
 _WAITS = {
@@ -78,22 +88,6 @@ class SysvSemaphores(NamedTuple):
     operated_at_s: int
 
 
-class PosixQueue(NamedTuple):
-    """A POSIX message queue: open in a process, or listed in /dev/mqueue (then ``users`` may be empty).
-
-    ``ipc_namespace`` is 0 for our own. ``notify_pid`` is who asked to be told of the next message (0: nobody).
-    """
-
-    name: str
-    device: int
-    inode: int
-    deleted: bool
-    ipc_namespace: int
-    queued_bytes: int | None
-    notify_pid: int
-    users: list[FdRef]
-
-
 class Wait(NamedTuple):
     """A process whose main thread is blocked on a System V object: ``what`` is operate, send or receive."""
 
@@ -111,10 +105,11 @@ class Ipc:
         self.maps = SharedMaps(procfs)
         self._tables: dict[str, list[dict[str, int]]] = {}
         self._queues: dict[tuple[int, int], PosixQueue] | None = None
-        self._not_queues: set[tuple[int, int]] = set()
+        self._mqueues = MessageQueueFiles(fs, procfs, self.ipc_namespace)
         self._waits: dict[tuple[str, int], list[Wait]] | None = None
         self._semctl_left = SEMAPHORES_PER_ROUND
         self._own_namespace = 0
+        self._foreign: dict[int, int] | None = None
         self._segments: dict[SegmentKey, Segment] | None = None
         self._files: tuple[dict[tuple[int, int], ShmFile], int] | None = None
 
@@ -124,6 +119,7 @@ class Ipc:
         self._tables = {}
         self._queues = None
         self._waits = None
+        self._foreign = None
         self._segments = None
         self._files = None
         self._semctl_left = SEMAPHORES_PER_ROUND
@@ -239,6 +235,10 @@ class Ipc:
         """Size of a segment of ``segments``, bytes; None if nothing here answers for it."""
         return size_bytes(self._fs, segment)
 
+    def semaphore_state(self, segment: Segment) -> SemaphoreState | None:
+        """Value and waiters of a POSIX named semaphore among ``segments``; None if its memory may not be read."""
+        return semaphore_state(self._fs, segment)
+
     def shm_files(self) -> dict[tuple[int, int], ShmFile]:
         """The files in our own /dev/shm by (device, inode); ``shm_files_left`` more were not looked at."""
         if self._files is None:
@@ -265,6 +265,8 @@ class Ipc:
 
     def foreign_namespaces(self) -> dict[int, int]:
         """Other IPC namespaces → how many processes live in each, of those that may be asked."""
+        if self._foreign is not None:
+            return self._foreign
         found: dict[int, int] = {}
         for pid, stat in self._procfs.processes().items():
             if stat.kernel_thread:
@@ -275,6 +277,7 @@ class Ipc:
                 continue
             if namespace:
                 found[namespace] = found.get(namespace, 0) + 1
+        self._foreign = found
         return found
 
     # --- POSIX message queues ----------------------------------------------------------------------------------------
@@ -282,79 +285,8 @@ class Ipc:
     def posix_queues(self) -> dict[tuple[int, int], PosixQueue]:
         """POSIX message queues by (device, inode): those that a process has open, and those in /dev/mqueue."""
         if self._queues is None:
-            self._queues = self._open_queues()
-            for queue in self._listed_queues():
-                self._queues.setdefault((queue.device, queue.inode), queue)
+            self._queues = self._mqueues.queues()
         return self._queues
-
-    def _open_queues(self) -> dict[tuple[int, int], PosixQueue]:
-        index = self._procfs.fds()
-        queues: dict[tuple[int, int], PosixQueue] = {}
-        seen: set[tuple[int, int]] = set()
-        for path, refs in index.paths.items():
-            plain = path.removesuffix(" (deleted)")
-            # mq_open(3) gives descriptors that show as /name, those opened through the mount as /dev/mqueue/name.
-            if plain.count("/") > 1 and "mqueue" not in plain:
-                continue
-            for ref in refs:
-                inode = index.inodes.get(ref)
-                if inode is None:
-                    continue
-                seen.add(inode)
-                queue = queues.get(inode)
-                if queue is not None:
-                    queue.users.append(ref)
-                elif inode not in self._not_queues:
-                    queue = self._queue(inode, plain, path != plain, ref)
-                    if queue is not None:
-                        queues[inode] = queue
-        self._not_queues &= seen
-        return queues
-
-    def _queue(self, inode: tuple[int, int], path: str, deleted: bool, ref: FdRef) -> PosixQueue | None:
-        descriptor = f"/proc/{ref.pid}/fd/{ref.fd}"
-        try:
-            stat = self._fs.stat(descriptor)
-            # Looked at before it is opened: opening a fifo would block, reading a socket would take data.
-            if stat.mode & _FILE_TYPE != _REGULAR or stat.size != _MQUEUE_FILE_BYTES or os.major(stat.device) != 0:
-                self._not_queues.add(inode)
-                return None
-            status = parse_mqueue(self._fs.read_record(descriptor))
-            if status is None:
-                self._not_queues.add(inode)
-                return None
-        except PermissionError:  # opening it is refused by the queue's own mode: it is one all the same
-            status = {}
-        except OSError:
-            return None
-        try:
-            namespace = self.ipc_namespace(ref.pid)
-        except OSError:
-            namespace = 0
-        name = "/" + path.rpartition("/")[2]
-        return PosixQueue(
-            name, *inode, deleted, namespace, status.get("QSIZE"), status.get("NOTIFY_PID", 0), users=[ref]
-        )
-
-    def _listed_queues(self) -> list[PosixQueue]:
-        try:
-            names = self._fs.listdir("/dev/mqueue")
-        except OSError:  # not mounted
-            return []
-        queues = []
-        for name in names:
-            path = f"/dev/mqueue/{name}"
-            try:
-                stat = self._fs.stat(path)
-                status = parse_mqueue(self._fs.read_record(path)) if stat.size == _MQUEUE_FILE_BYTES else None
-            except PermissionError:
-                status = {}
-            except OSError:
-                continue
-            if status is not None:
-                size, notify = status.get("QSIZE"), status.get("NOTIFY_PID", 0)
-                queues.append(PosixQueue("/" + name, stat.device, stat.inode, False, 0, size, notify, users=[]))
-        return queues
 
 
 def parse_sysvipc(raw: bytes) -> list[dict[str, int]]:
@@ -368,18 +300,6 @@ def parse_sysvipc(raw: bytes) -> list[dict[str, int]]:
             continue
         rows.append({name: int(value, 8 if name == "perms" else 10) for name, value in zip(names, values, strict=True)})
     return rows
-
-
-def parse_mqueue(raw: bytes) -> dict[str, int] | None:
-    """The status text of a POSIX queue, ``QSIZE:129 NOTIFY:0 …``, as numbers; None if it is not one."""
-    if not raw.startswith(b"QSIZE:"):
-        return None
-    fields = {}
-    for item in raw.decode("ascii", "replace").split():
-        name, _, value = item.partition(":")
-        if value.isdigit():
-            fields[name] = int(value)
-    return fields
 
 
 def _semaphore_pids(semid: int, count: int) -> list[int]:

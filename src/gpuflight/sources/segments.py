@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import struct
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
@@ -43,6 +45,8 @@ class Segment(Struct):
     ways: list[str] = field(default_factory=list)
     """Paths in /proc under which its status may be asked, best first."""
 
+
+_OLD_TEMPORARY = re.compile(r"[A-Za-z0-9]{6}")
 
 SegmentKey = tuple[str, int, int, int]
 """(mechanism, device, inode, IPC namespace)."""
@@ -157,6 +161,53 @@ def mount(fs: FileSystem, pid: int | None = None) -> ShmMount | None:
     except OSError:
         own = False
     return ShmMount(device, own, space.size_bytes, space.free_bytes, max(0, space.files - space.files_free))
+
+
+class SemaphoreState(NamedTuple):
+    """Value of a POSIX semaphore and how many threads wait for it."""
+
+    value: int
+    waiting: int
+
+
+def is_semaphore(segment: Segment) -> bool:
+    """Whether a POSIX segment is a named semaphore of sem_open(3), unlinked ones too.
+
+    The one that creates it has it mapped under the temporary name which the C library gave the file first:
+    ``sem.XXXXXX`` today, six characters alone before glibc 2.34.
+    """
+    if segment.mechanism != "posix":
+        return False
+    name = segment.name.rpartition("/")[2]
+    return name.startswith("sem.") or (
+        segment.deleted and bool(_OLD_TEMPORARY.fullmatch(name)) and segment.extent_bytes <= 65536
+    )
+
+
+def semaphore_name(segment: Segment, files: dict[tuple[int, int], ShmFile]) -> str:
+    """``/name`` as sem_open(3) takes it; empty if the semaphore has no name any more, or none that is visible here."""
+    file = files.get((segment.device, segment.inode))
+    name = file.name if file is not None else "" if segment.deleted else segment.name.rpartition("/")[2]
+    return "/" + name.removeprefix("sem.") if name else ""
+
+
+def semaphore_state(fs: FileSystem, segment: Segment) -> SemaphoreState | None:
+    """State of a POSIX semaphore from its memory; None if that may not be read or is not laid out as known.
+
+    ``sem_t`` of 64-bit glibc is ``{uint32 value; uint32 nwaiters; …}`` on little-endian machines (``struct new_sem``
+    of sysdeps/nptl/internaltypes.h), 32 bytes; musl's begins with the same two.
+    """
+    for way in segment.ways[:3]:
+        try:
+            stat = fs.stat(way)
+            if (stat.device, stat.inode, stat.size) != (segment.device, segment.inode, 32):
+                continue
+            raw = fs.read_record(way)
+        except OSError:
+            continue
+        if len(raw) == 32:
+            return SemaphoreState(*struct.unpack_from("<II", raw))
+    return None
 
 
 def shared(segments: Iterable[Segment]) -> list[Segment]:
