@@ -46,6 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.replay is not None:
         raise InputError("a replay cannot be recorded again")
 
+    from gpuflight.cli.env import checks
     from gpuflight.cli.output import emit_json, say
     from gpuflight.cli.progress import Progress
     from gpuflight.cli.rounds import EarlyEnd, run_rounds
@@ -64,6 +65,8 @@ def run(arguments: argparse.Namespace) -> int:
             controller, seconds=arguments.seconds, rounds=rounds, early_end=early_end, tick=progress.tick
         ):
             progress.round(last)
+            if last.number == 1:
+                list(checks(controller.world))  # so that `gpuflight env --replay` has its answers, too
     assert last is not None  # noqa: S101 - there is always a first round
     size = os.path.getsize(arguments.out)
     report = {

@@ -414,11 +414,15 @@ def _render_unseen(summary: Summary, console: Console) -> None:
     if not summary.unseen and not summary.losses:
         return
     _title(console, "What could not be seen, and how to see it")
+    by_hint: dict[str, list[Unseen]] = {}
     for item in summary.unseen:
-        count = f" ({item.count}×)" if item.count > 1 and item.status == "partial" else ""
-        console.print(f"{item.collector}, {item.status}: {clean(item.reason)}{count}", soft_wrap=False)
-        if item.hint:
-            console.print(f"    → {clean(item.hint)}")
+        by_hint.setdefault(item.hint, []).append(item)
+    for hint, items in by_hint.items():
+        for item in items:
+            count = f" ({item.count}×)" if item.count > 1 and item.status == "partial" else ""
+            console.print(f"{item.collector}, {item.status}: {clean(item.reason)}{count}")
+        if hint:
+            console.print(f"    → {clean(hint)}")
     for collector, losses in summary.losses.items():
         console.print(f"{collector} lost: " + ", ".join(f"{count} {clean(what)}" for what, count in losses.items()))
 
