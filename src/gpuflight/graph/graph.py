@@ -63,8 +63,8 @@ class Graph:
 
     def merge(self, other: Graph) -> Graph:
         """A new graph of both; where they contradict each other, this one stands."""
-        nodes = {**other.nodes, **self.nodes}
-        edges = {**other.edges, **self.edges}
+        nodes = {**self.nodes, **other.nodes}
+        edges = {**self.edges, **other.edges}
         if len(nodes) < len(self.nodes) + len(other.nodes):
             for node_id in self.nodes.keys() & other.nodes.keys():
                 nodes[node_id] = merge_entities(self.nodes[node_id], other.nodes[node_id])
