@@ -89,7 +89,7 @@ def parse_mountstats(data: bytes) -> dict[str, NfsStats]:
             continue
         try:
             if in_operations:
-                # requests, transmissions, timeouts, bytes sent and received, ms queued, round trip, execution [, errors]
+                # requests, transmissions, timeouts, bytes sent and received, then ms: queued, round trip, until done
                 value = [int(word) for word in rest.split()]
                 if len(value) >= 8:
                     current.operations[name] = (value[0], value[1], value[2], value[5], value[6], value[7])
