@@ -67,16 +67,17 @@ class ObjectGraph:
     def expand(self, entities: Iterable[Entity]) -> Batch:
         """Of processes their objects, of objects their users, of the host the objects without a user."""
         batch = Batch()
+        drawn: set[str] = set()
         for entity in entities:
             if isinstance(entity, nodes.Process):
                 key = (entity.pid, entity.start)
                 for found in self._of_process.get(key, ()):
-                    self._draw(batch, found)
+                    self._draw(batch, found, drawn)
                     batch.edges.append(found.access[key])
             elif isinstance(entity, nodes.Host):
                 if entity.id == self._host_id:
                     for found in self._orphans:
-                        self._draw(batch, found)
+                        self._draw(batch, found, drawn)
                         batch.edges.append(edges.Host(self._host_id, found.node.id))
             elif (other := self._objects.get(entity.id)) is not None:
                 batch.nodes.extend(nodes.Process(pid=pid, start=start) for pid, start in other.access)
@@ -84,7 +85,10 @@ class ObjectGraph:
         return batch
 
     @staticmethod
-    def _draw(batch: Batch, found: _Object) -> None:
+    def _draw(batch: Batch, found: _Object, drawn: set[str]) -> None:
+        if found.node.id in drawn:
+            return
+        drawn.add(found.node.id)
         batch.nodes.append(found.node)
         batch.nodes.extend(found.beside_nodes)
         batch.edges.extend(found.beside)
