@@ -1,8 +1,8 @@
 """Processes on a GPU, read with the structure that the driver really writes.
 
 Drivers write three layouts: 16 bytes (the first version), 24 (v2 and v3), and 32 (some of the 535 branch, under the
-symbol of v3); a client that reads one as another sees made-up pids. So the buffer is filled with a pattern first: how far the
-driver wrote, divided by how many entries it says it wrote, is the size of its entry.
+symbol of v3); a client that reads one as another sees made-up pids. So the buffer is filled with a pattern first: how
+far the driver wrote, divided by how many entries it says it wrote, is the size of its entry.
 """
 
 from __future__ import annotations
