@@ -41,7 +41,7 @@ class FactReader:
 
         Raises OSError if the process ended meanwhile.
         """
-        if known is not None and known.image == stat.image and not self._procfs.facts_turn(stat.pid):
+        if known is not None and known.image == stat.image and stat.pid not in self._procfs.refreshed:
             return known
         facts = self._read(stat, known)
         return known if known is not None and facts == known else facts

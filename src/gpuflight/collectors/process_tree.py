@@ -48,6 +48,7 @@ class _Shown(Struct, gc=False):
     stat: Any  # ProcStat
     facts: ProcessFacts
     entity: nodes.Process
+    edge: Edge
     fds: int | None
     still: bool  # all its rates were 0
 
@@ -68,7 +69,6 @@ class ProcessTree(Collector):
         self._shown: dict[int, _Shown] = {}
         self._now: dict[int, ProcStat] = {}
         self._now_s = 0.0
-        self._edges: dict[int, Edge] = {}
 
     def observe(self, world: World) -> None:
         procfs: ProcFs = world.procfs
@@ -82,6 +82,7 @@ class ProcessTree(Collector):
         self._facts.begin(procfs)
         self._host = nodes.Host(hostname=procfs.hostname)
         self._index: FdIndex | None = self._descriptors()
+        self._counts = self._index.counts if self._index is not None else {}
         self._children: dict[int, list[ProcStat]] | None = None
         self._emitted: set[int] = set()
         self._vanished: set[str] = set()
@@ -89,15 +90,16 @@ class ProcessTree(Collector):
         self._host_emitted = False
         self._no_exe = 0
         self._shown = {pid: shown for pid, shown in self._shown.items() if pid in self._now}
-        self._edges = {pid: edge for pid, edge in self._edges.items() if pid in self._now}
         self._details.begin(procfs, self._now_s, self._worth_details())
+        self._due = procfs.refreshed | self._details.chosen
         self._say_limits(procfs)
 
     def seed(self) -> Batch:
         batch = Batch()
         if self.settings.seed_all:
+            kernel_threads = self.settings.kernel_threads
             for stat in self._now.values():
-                if self.settings.kernel_threads or not stat.kernel_thread:
+                if kernel_threads or not stat.kernel_thread:
                     self._emit(stat, batch)
         return self._finished(batch)
 
@@ -124,8 +126,8 @@ class ProcessTree(Collector):
         if pid in self._emitted:
             return
         shown = self._shown.get(pid)
-        fds = self._index.counts.get(pid) if self._index is not None else None
-        if shown is None or shown.stat is not stat or not shown.still or shown.fds != fds or self._due(pid):
+        fds = self._counts.get(pid)
+        if shown is None or shown.stat is not stat or not shown.still or shown.fds != fds or pid in self._due:
             try:
                 shown = self._show(stat, shown if shown is not None and shown.stat.start == stat.start else None, fds)
             except (FileNotFoundError, ProcessLookupError):
@@ -138,14 +140,15 @@ class ProcessTree(Collector):
                 self._vanished.add(stat.id)
                 return
             self._shown[pid] = shown
-        if shown.entity.unknown is not None and "exe" in shown.entity.unknown:
+        entity, edge = shown.entity, shown.edge
+        if entity.unknown is not None and "exe" in entity.unknown:
             self._no_exe += 1
+        if not self._host_emitted and edge.source == self._host.id:
+            self._host_emitted = True
+            batch.nodes.append(self._host)
         self._emitted.add(pid)
-        batch.nodes.append(shown.entity)
-        batch.edges.append(self._edge_to(stat, batch))
-
-    def _due(self, pid: int) -> bool:
-        return self._procfs.facts_turn(pid) or pid in self._details.chosen
+        batch.nodes.append(entity)
+        batch.edges.append(edge)
 
     def _show(self, stat: ProcStat, shown: _Shown | None, fds: int | None) -> _Shown:
         facts = self._facts.read(stat, shown.facts if shown is not None else None)
@@ -175,7 +178,8 @@ class ProcessTree(Collector):
         entity = nodes.Process(
             pid=stat.pid, start=stat.start, id=stat.id, attributes=attributes, metrics=metrics, unknown=unknown or None
         )
-        return _Shown(stat, facts, entity, fds, still and stat.pid not in self._details.chosen)
+        edge = self._edge_to(stat, shown)
+        return _Shown(stat, facts, entity, edge, fds, still and stat.pid not in self._details.chosen)
 
     def _rates(self, stat: ProcStat) -> dict[str, float] | None:
         """Over the time since the last round; None in the first. A process born since then began at 0."""
@@ -194,20 +198,18 @@ class ProcessTree(Collector):
             "minor_faults_per_s": max(0, stat.minflt - minor) / self._elapsed_s,
         }
 
-    def _edge_to(self, stat: ProcStat, batch: Batch) -> Edge:
-        """From the parent; from the host if the parent cannot be seen (ppid 0, another pid namespace)."""
+    def _edge_to(self, stat: ProcStat, shown: _Shown | None) -> Edge:
+        """From the parent; from the host if the parent cannot be seen (ppid 0, another pid namespace).
+
+        Holds as long as the record does: a process whose parent ends gets another ppid.
+        """
         parent = self._now.get(stat.ppid)
         if parent is None or not self._shows(parent):
             parent = None
-            if not self._host_emitted:
-                self._host_emitted = True
-                batch.nodes.append(self._host)
         source = self._host.id if parent is None else parent.id
-        edge = self._edges.get(stat.pid)
-        if edge is None or edge.source != source or edge.target != stat.id:
-            kind = edges.Host if parent is None else edges.Own
-            edge = self._edges[stat.pid] = kind(source, stat.id)
-        return edge
+        if shown is not None and shown.edge.source == source:
+            return shown.edge
+        return edges.Host(source, stat.id) if parent is None else edges.Own(source, stat.id)
 
     def _shows(self, parent: ProcStat) -> bool:
         """Whether a parent is part of the picture: the kernel's ones are only where kernel threads are."""
@@ -250,10 +252,8 @@ class ProcessTree(Collector):
         least_ticks = self.settings.detail_min_cpu_pct / 100 * self._ticks_per_second * max(self._elapsed_s, 0.0)
         busy = []
         for pid, stat in self._now.items():
-            if stat.kernel_thread:
-                continue
             before = self._before.get(pid)
-            if before is stat and pid not in accelerated:
+            if (before is stat and pid not in accelerated) or stat.kernel_thread:
                 continue
             ticks = stat.cpu_ticks - (before.cpu_ticks if before is not None and before.start == stat.start else 0)
             if pid in accelerated or (self._elapsed_s > 0 and ticks >= max(least_ticks, 1)):

@@ -4,11 +4,12 @@ Reading one link costs 2–3 µs and a busy server holds thousands, so a table p
 
 * every link of a process seen for the first time, and of one that visibly ran (its ``stat`` record changed);
 * of a process with more than ``LARGE`` descriptors that ran: the new numbers, and 1/``ROTATION`` of the known ones;
-* nothing of a process that neither ran a clock tick nor faulted and holds as many descriptors as before
-  (``st_size`` of the directory, Linux 6.2), except every ``ROTATION``-th round.
+* nothing of a process that neither ran a clock tick nor faulted and holds as many descriptors as before (``st_size`` of
+  the directory, Linux 6.2, looked at every other round), except every ``IDLE_ROTATION``-th round.
 
-So a descriptor number that was closed and reused can be reported as what it was for at most ``ROTATION`` rounds, and
-only in a process that is idle or holds more than ``LARGE``. ``verify`` closes even that gap for sockets.
+So a descriptor number that was closed and reused can be reported as what it was for at most ``ROTATION`` rounds in a
+process with more than ``LARGE``, for ``IDLE_ROTATION`` in one that did all that within a tick, and in no other; a new
+number in such an idle process is seen one round late. ``verify`` closes even that gap for sockets.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ LARGE = 512
 """Descriptors above which a process's known links are read again in turns instead of every round."""
 
 ROTATION = 8
-"""Rounds in which every known link has been read again at least once."""
+"""Rounds in which every known link of a process that runs has been read again at least once."""
+
+IDLE_ROTATION = 16
+"""The same for a process that does not."""
 
 VERIFY_LINKS = 20_000
 """Most links that ``verify`` reads in one round (about 60 ms)."""
@@ -111,9 +115,10 @@ class FdIndex:
 class _Table:
     """The descriptors of one process as last read."""
 
-    __slots__ = ("count", "entries", "kept", "read_round", "size", "start", "stat", "unreadable")
+    __slots__ = ("count", "directory", "entries", "kept", "read_round", "size", "start", "stat", "unreadable")
 
-    def __init__(self, start: int) -> None:
+    def __init__(self, directory: str, start: int) -> None:
+        self.directory = directory
         self.start = start
         self.stat: ProcStat | None = None
         self.size = -1
@@ -139,17 +144,19 @@ class FdScanner:
         """The index of this round. Reads the tables of ``processes`` and forgets those of all others."""
         tables: dict[int, _Table] = {}
         changed = self._index is None
+        before = self._tables
         for pid, stat in processes.items():
-            if stat.kernel_thread or stat.state in "ZX":
-                continue
-            table = self._tables.get(pid)
-            if table is None or table.start != stat.start:
-                table = _Table(stat.start)
-                changed = True
+            table = before.get(pid)
+            if table is None or table.stat is not stat:
+                if stat.kernel_thread or stat.state in "ZX":
+                    continue
+                if table is None or table.start != stat.start:
+                    table = _Table(f"{self._root}/{pid}/fd", stat.start)
+                    changed = True
             tables[pid] = table
             if self._refresh(pid, table, stat, round_number):
                 changed = True
-        changed = changed or tables.keys() != self._tables.keys()
+        changed = changed or tables.keys() != before.keys()
         self._tables = tables
         if changed or self._index is None:
             self._index = self._build()
@@ -183,10 +190,12 @@ class FdScanner:
     def _refresh(self, pid: int, table: _Table, stat: ProcStat, round_number: int) -> bool:
         """Bring one table up to date; True if what the index takes of it changed."""
         ran = table.stat is not stat  # ProcFs gives the same object for an unchanged record
-        turn = (pid + round_number) % ROTATION == 0
+        turn = not (pid + round_number) % (ROTATION if ran else IDLE_ROTATION)
+        if not (ran or turn or (pid + round_number) & 1):
+            return False
         count, unreadable = table.count, table.unreadable
         try:
-            size = self._fs.stat(f"{self._root}/{pid}/fd").size  # the number of descriptors, Linux 6.2; 0 before
+            size = self._fs.stat(table.directory).size  # the number of descriptors, Linux 6.2; 0 before
         except OSError:
             size = 0
         if table.stat is not None and not turn and (table.unreadable or (not ran and size == table.size > 0)):
@@ -198,7 +207,7 @@ class FdScanner:
         return self._read(pid, table, round_number, full=full) or (count, unreadable) != (table.count, table.unreadable)
 
     def _read(self, pid: int, table: _Table, round_number: int, *, full: bool) -> bool:
-        directory = f"{self._root}/{pid}/fd"
+        directory = table.directory
         try:
             names = self._fs.listdir(directory)
         except PermissionError:

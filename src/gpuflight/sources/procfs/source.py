@@ -1,8 +1,8 @@
 """ProcFs: /proc of one machine, each thing read at most once per round.
 
 What cannot change while a process runs one program (command line, executable, owner, namespaces, cgroup) is kept by
-(pid, start), read again when it executes another, and in any case every ``FACTS_ROUNDS`` rounds, since a process can
-also change its owner, cgroup or title without that.
+(pid, start), read again when it executes another, and in turns every ``FACTS_ROUNDS`` rounds, since a process can also
+change its owner, cgroup or title without that.
 """
 
 from __future__ import annotations
@@ -19,11 +19,13 @@ from gpuflight.sources.procfs.fds import FdIndex, FdScanner
 from gpuflight.sources.procfs.machine import Machine
 from gpuflight.sources.procfs.mounts import LocalPaths
 from gpuflight.sources.procfs.stat import (
+    Owner,
     ProcStat,
     parse_cgroup,
     parse_cmdline,
     parse_environ,
     parse_namespace,
+    parse_owner,
     parse_stat,
     parse_status,
     printable,
@@ -31,7 +33,10 @@ from gpuflight.sources.procfs.stat import (
 from gpuflight.sources.procfs.users import Users
 
 FACTS_ROUNDS = 12
-"""Rounds after which what is kept about a process is read again."""
+"""Rounds after which what is kept about a process is read again, if it ran since."""
+
+IDLE_FACTS_ROUNDS = 48
+"""The same for a process that did not run: others may still move it to another cgroup or other CPUs."""
 
 THREADS_ROUNDS = 4
 """Rounds for which the threads of a process that did not run are taken as unchanged."""
@@ -43,7 +48,17 @@ LOCK_TIMEOUT_S = 3.0
 class _Known:
     """What is kept about one process from round to round."""
 
-    __slots__ = ("facts", "image", "raw", "stat", "stat_path", "thread_records", "threads", "threads_stat")
+    __slots__ = (
+        "facts",
+        "facts_stat",
+        "image",
+        "raw",
+        "stat",
+        "stat_path",
+        "thread_records",
+        "threads",
+        "threads_stat",
+    )
 
     def __init__(self, stat_path: str, raw: bytes, stat: ProcStat) -> None:
         self.stat_path = stat_path
@@ -51,6 +66,7 @@ class _Known:
         self.stat = stat
         self.image = stat.image
         self.facts: dict[str, Any] = {}
+        self.facts_stat = stat  # the record when the facts were last dropped
         self.threads: list[ProcStat] = []
         self.thread_records: dict[str, tuple[bytes, ProcStat]] = {}
         self.threads_stat: ProcStat | None = None
@@ -66,6 +82,8 @@ class ProcFs(Machine):
         """Processes that ended between being listed and being read, this round."""
         self.unreadable = 0
         """Processes whose ``stat`` could not be read or understood, this round."""
+        self.refreshed: set[int] = set()
+        """Pids of which what is kept was dropped this round, to be read again."""
         self.scanned_at_s = 0.0
         """When ``processes`` was read, by the monotonic clock, s: what rates are computed over."""
         self._round = 0
@@ -115,7 +133,7 @@ class ProcFs(Machine):
             return found
 
     def _scan(self) -> dict[int, ProcStat]:
-        root, read, before = self.root, self.fs.read_record, self._known
+        root, read, before, turn = self.root, self.fs.read_record, self._known, self._round
         self.scanned_at_s = self.clock.monotonic_s()
         try:
             names = self.fs.listdir(root)
@@ -123,6 +141,7 @@ class ProcFs(Machine):
             raise SourceUnavailable(f"{root} cannot be listed: {error.strerror}", "mount procfs there") from error
         known: dict[int, _Known] = {}
         processes: dict[int, ProcStat] = {}
+        dropped: set[int] = set()
         vanished = unreadable = 0
         for name in names:
             if not name.isdecimal():
@@ -148,11 +167,14 @@ class ProcFs(Machine):
             except (OSError, ValueError):
                 unreadable += 1
                 continue
-            if self.facts_turn(pid):
-                entry.facts = {}
+            if not (pid + turn) % FACTS_ROUNDS and (
+                entry.facts_stat is not entry.stat or not (pid + turn) % IDLE_FACTS_ROUNDS
+            ):
+                entry.facts, entry.facts_stat = {}, entry.stat
+                dropped.add(pid)
             known[pid] = entry
             processes[pid] = entry.stat
-        self._known, self.vanished, self.unreadable = known, vanished, unreadable
+        self._known, self.vanished, self.unreadable, self.refreshed = known, vanished, unreadable, dropped
         return processes
 
     def id_of(self, pid: int) -> str | None:
@@ -194,18 +216,15 @@ class ProcFs(Machine):
 
     def uid(self, pid: int) -> int:
         """Effective user id."""
-        value: int = self._fact(pid, "uid", lambda: int(self.status(pid)["Uid"].split()[1]))
-        return value
+        return self._owner(pid).uid
 
     def nspids(self, pid: int) -> list[int]:
         """Its pid in each pid namespace it is in, from ours inwards; one entry for a process of ours (``NSpid``)."""
-        value: list[int] = self._fact(pid, "nspids", lambda: self._nspids(pid))
-        return value
+        return self._owner(pid).nspids or [pid]
 
     def cpus_allowed(self, pid: int) -> str:
         """CPUs its main thread may run on, in list format (``0-3,8``)."""
-        value: str = self._fact(pid, "cpus", lambda: self.status(pid).get("Cpus_allowed_list", ""))
-        return value
+        return self._owner(pid).cpus_allowed
 
     def namespace(self, pid: int, kind: str) -> int:
         """Inode of a namespace of the process: ``net``, ``mnt``, ``pid``, ``ipc``, ``uts``, ``user``, ``cgroup``."""
@@ -217,10 +236,6 @@ class ProcFs(Machine):
     def user(self, uid: int) -> str | None:
         """Name of a user of this host by /etc/passwd; None for one of a directory service or of a container."""
         return self._users.name(uid)
-
-    def facts_turn(self, pid: int) -> bool:
-        """Whether what is kept about a process was dropped this round, to be read again."""
-        return (pid + self._round) % FACTS_ROUNDS == 0
 
     def own_namespace(self, kind: str) -> int:
         """The same of the gpuflight process."""
@@ -331,9 +346,9 @@ class ProcFs(Machine):
             facts[name] = read()
         return facts[name]
 
-    def _nspids(self, pid: int) -> list[int]:
-        value = self.status(pid).get("NSpid", "")  # missing before Linux 4.1
-        return [int(number) for number in value.split()] or [pid]
+    def _owner(self, pid: int) -> Owner:
+        value: Owner = self._fact(pid, "owner", lambda: parse_owner(self.fs.read_record(f"{self.root}/{pid}/status")))
+        return value
 
 
 @contextmanager

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from msgspec import Struct
 
 _PF_KTHREAD = 0x00200000
@@ -91,6 +93,37 @@ def parse_status(raw: bytes) -> dict[str, str]:
         if colon:
             fields[key] = value.strip()
     return fields
+
+
+class Owner(NamedTuple):
+    """The few fields of a status file that change rarely."""
+
+    uid: int
+    nspids: list[int]
+    cpus_allowed: str
+
+
+def parse_owner(raw: bytes) -> Owner:
+    """Effective uid, pids by namespace (empty before Linux 4.1), allowed CPUs: a tenth of the cost of all fields.
+
+    Raises ProcessLookupError for an empty record (the process ended), ValueError if there is no owner in it.
+    """
+    if not raw:
+        raise ProcessLookupError("the process ended")
+    uids = _field(raw, b"\nUid:").split()
+    if len(uids) < 2:
+        raise ValueError("no Uid line")
+    nspids = [int(number) for number in _field(raw, b"\nNSpid:").split()]
+    return Owner(int(uids[1]), nspids, _field(raw, b"\nCpus_allowed_list:").decode("ascii", "replace").strip())
+
+
+def _field(raw: bytes, name: bytes) -> bytes:
+    """The comm in the first line cannot fake a field: the kernel escapes its newlines."""
+    position = raw.find(name)
+    if position < 0:
+        return b""
+    position += len(name)
+    return raw[position : raw.find(b"\n", position)]
 
 
 def parse_cgroup(raw: bytes) -> list[tuple[str, str]]:
