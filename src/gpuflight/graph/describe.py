@@ -125,8 +125,9 @@ class _Writer:
     def __init__(self, graph: Graph, detail: bool) -> None:
         self.graph = graph
         self.detail = detail
-        self.refs = references(graph)
-        self.tree = Tree(graph, self.refs)
+        refs = references(graph)
+        self.tree = Tree(graph, refs)
+        self.refs = {node_id: _clip(ref) for node_id, ref in refs.items()}
         self.flows: dict[str, list[Edge]] = {}
         self.wiring: dict[str, list[Edge]] = {}
         for edge in graph.edges.values():
@@ -270,9 +271,11 @@ class _Writer:
 
     def _edges(self, node: str) -> list[Edge]:
         edges = [*self.flows.get(node, ()), *self.wiring.get(node, ())]
-        return sorted(
-            edges, key=lambda edge: (edge.category != "data_stream", edge.kind, natural_key(self._ref(edge.target)))
-        )
+        return sorted(edges, key=self._edge_order)
+
+    def _edge_order(self, edge: Edge) -> tuple[object, ...]:
+        sameness = map(str, self._sameness(edge))
+        return edge.category != "data_stream", *sameness, natural_key(self._ref(edge.target)), edge.target
 
     def _ref(self, node_id: str) -> str:
         return self.refs.get(node_id) or _clip(node_id)

@@ -72,6 +72,8 @@ def parse_graph(data: bytes) -> LoadedGraph:
         plain = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"not JSON: {error}") from None
+    except RecursionError:
+        raise InputError("not a graph: nested too deeply") from None
     if looks_like_witty(plain):
         env = plain.get("env") if isinstance(plain, dict) else None
         return LoadedGraph(load_witty(plain), env=env if isinstance(env, dict) else {}, origin="witty-profiler")

@@ -87,5 +87,5 @@ def _decimal(value: float, unit: str) -> str:
 
 def _with_unit(size: float, prefix: str, unit: str) -> str:
     joined = prefix + unit.strip()
-    separator = "" if joined.startswith("/") else " "
+    separator = "" if unit.startswith("/") else " "
     return f"{short_number(size)}{separator}{joined}"
