@@ -155,7 +155,8 @@ def _check(
                     found.setdefault(where, line)
     for where, line in found.items():
         relative = where[len(path) :]
-        lines.append(_origin(settings, not relative or relative[0] in from_file) + line)
+        here = not relative or relative[0] in from_file or (line.endswith(": missing") and bool(from_file))
+        lines.append(_origin(settings, here) + line)
     return checked if not found else None
 
 

@@ -1,0 +1,80 @@
+# gpuflight: `make help` lists what there is.
+
+.DEFAULT_GOAL := help
+SHELL := /bin/sh
+VENV ?= .venv
+BIN := $(VENV)/bin
+# The newest Python that gpuflight supports; PYTHON=… chooses another.
+PYTHON ?= $(shell for name in python3.13 python3.12 python3.11 python3; do \
+	command -v $$name >/dev/null 2>&1 && $$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+	&& echo $$name && break; done)
+DURATION ?= 10
+JOBS ?= 2
+SOURCES := src tests benchmarks
+DOCS := docs/settings.md docs/cli.md
+
+.PHONY: help run test test-packages check docs bench clean
+
+help:  ## this list
+	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-14s %s\n", $$1, $$2 }'
+
+run: $(VENV)/run.done  ## set up, watch this machine for 10 s, draw it, say where (DURATION=n for longer)
+	@folder="gpuflight-run-$$(date +%Y%m%d-%H%M%S)-$$$$"; \
+	$(BIN)/gpuflight run --offline $(DURATION) --interval 2 --out "$$folder" && \
+	$(BIN)/gpuflight-vis "$$folder/graph.json" -o "$$folder/graph.html" && \
+	echo "picture: $$(pwd)/$$folder/graph.html"
+
+test: $(VENV)/dev.done test-packages  ## set up all that the tests need, and run them (T=path for some)
+	$(BIN)/python -m pytest -n $(JOBS) $(T)
+
+check: $(VENV)/dev.done  ## format, lint, types, layers, tests
+	$(BIN)/ruff format --check $(SOURCES)
+	$(BIN)/ruff check $(SOURCES)
+	$(BIN)/mypy -p gpuflight
+	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -n $(JOBS)
+
+docs: $(VENV)/dev.done  ## bring the generated parts of the documentation up to date
+	$(BIN)/python -m gpuflight.cli.reference $(DOCS)
+
+bench: $(VENV)/dev.done  ## every benchmark, one after the other; each prints ratios
+	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+clean:  ## remove what these targets made, run folders excepted
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+
+# Debian packages that some tests need: a C compiler for the fake NVML library, iproute2 for network namespaces. They are
+# installed where that may be done without asking; elsewhere those tests are skipped, and say so.
+test-packages:
+	@missing=""; \
+	command -v cc >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 || missing="$$missing gcc libc6-dev"; \
+	command -v ip >/dev/null 2>&1 || missing="$$missing iproute2"; \
+	if [ -n "$$missing" ]; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+			(apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing) \
+				>/dev/null || echo "could not install$$missing; the tests that need them are skipped"; \
+		else \
+			echo "not installed:$$missing; the tests that need them are skipped"; \
+		fi; \
+	fi
+
+$(VENV)/bin/python:
+	@test -n "$(PYTHON)" || { echo "gpuflight needs Python 3.11, 3.12 or 3.13, and none is on PATH"; exit 1; }
+	@if ! $(PYTHON) -c 'import ensurepip, venv' 2>/dev/null; then \
+		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
+			apt-get update -qq; \
+			DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends \
+				"$$($(PYTHON) -c 'import sys; print("python%d.%d-venv" % sys.version_info[:2])')" >/dev/null; \
+		else \
+			echo "$(PYTHON) cannot make virtual environments; on Debian and Ubuntu: apt install python3-venv"; exit 1; \
+		fi; \
+	fi
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/run.done: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable .
+	@touch $@
+
+$(VENV)/dev.done: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	@touch $@ $(VENV)/run.done
