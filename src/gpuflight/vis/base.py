@@ -1,0 +1,64 @@
+"""The two registered stages of a picture: Layout (Graph → LayoutGraph) and Renderer (LayoutGraph → Document → file).
+
+A new layout or format is one file in ``gpuflight.vis.layout`` or ``gpuflight.vis.render``, or an entry point
+``gpuflight.layouts`` / ``gpuflight.renderers`` of another package.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import Any, BinaryIO, ClassVar
+
+from msgspec import Struct, field
+
+from gpuflight.graph import Graph
+from gpuflight.registry import Plugin
+from gpuflight.rounds import Coverage, Environment, Finding
+from gpuflight.vis.model import LayoutGraph
+
+
+class LayoutOptions(Struct, kw_only=True):
+    """What a layout is told besides the graph: what to write on the picture, and how much to fold.
+
+    ``shown_processes_max``: beyond this many process boxes, those with the fewest connections fold as well.
+    ``siblings_max``: at most this many boxes of one kind side by side in one box; the rest folds.
+    ``depth_max``: boxes nested deeper than this stand side by side in one group.
+    """
+
+    title: str = ""
+    environment: Environment = field(default_factory=Environment)
+    coverage: list[Coverage] = field(default_factory=list)
+    findings: list[Finding] = field(default_factory=list)
+    round_number: int = 0
+    time_ns: int = 0
+    shown_processes_max: int = 60
+    siblings_max: int = 36
+    depth_max: int = 12
+
+
+class Layout(Plugin, family="layouts", package="gpuflight.vis.layout"):
+    """Base of every layout. The same graph and options always give the same LayoutGraph."""
+
+    @abstractmethod
+    def layout(self, graph: Graph, options: LayoutOptions) -> LayoutGraph:
+        """Place every entity of ``graph`` and route its edges. Never raises for any graph; loses nothing silently."""
+
+
+class Document(Struct, kw_only=True):
+    """A picture in some format as data, not yet bytes in a file. Renderers have their own subclasses."""
+
+    title: str
+
+
+class Renderer(Plugin, family="renderers", package="gpuflight.vis.render"):
+    """Base of every renderer. ``suffix`` is what its files end with."""
+
+    suffix: ClassVar[str]
+
+    @abstractmethod
+    def build(self, layout: LayoutGraph) -> Document:
+        """The picture as data; harmless whatever the names in the graph are."""
+
+    @abstractmethod
+    def write(self, document: Any, file: BinaryIO) -> None:
+        """Write a document that ``build`` made. The same document always gives the same bytes."""

@@ -1,0 +1,217 @@
+"""Edges lifted to what is shown: socket to socket becomes process to process, and parallel ones become one line."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from typing import Any
+
+from gpuflight.graph import Edge
+from gpuflight.vis.layout.item import Item, common_ancestor
+from gpuflight.vis.layout.pack import is_chip
+from gpuflight.vis.layout.tree import Forest
+from gpuflight.vis.model import Link
+from gpuflight.vis.text import finite, human
+from gpuflight.vis.visual import QUIET_KINDS, medium_of
+
+PORTS = frozenset(
+    ("Socket", "UnixSocket", "Thread", "Pipe", "PciDevice", "RdmaPort", "RdmaQueuePair", "RdmaProtectionDomain",
+     "RdmaMemoryRegion", "Stream", "Kernel")
+)  # fmt: skip
+"""What a line does not end at but at the box around it, once it stands in one."""
+
+_HOMES = frozenset(("Process", "Container", "Pod", "Unit", "GPU", "NPU", "Nic", "Disk", "RdmaDevice", "Session", "Host"))
+PIPE_PAIRS_MAX = 16
+_SHORT = {"UnixSocket": "unix", "SharedMemory": "shm", "Pipe": "pipe", "MessageQueue": "queue", "Semaphore": "sem"}
+
+
+class Bundle:
+    """One line to be drawn, and the links it stands for."""
+
+    __slots__ = ("backward", "first", "forward", "inner", "links", "medium", "points", "second", "things", "weight")
+
+    def __init__(self, first: Item, second: Item, medium: str) -> None:
+        self.first = first
+        self.second = second
+        self.medium = medium
+        self.forward = self.backward = False
+        self.links: list[int] = []
+        self.things: dict[str, set[str]] = {}  # kind → ids of the endpoints and segments that the line passes
+        self.inner: tuple[Item, Item, Item] | None = None  # box around both, its child around each
+        self.points: list[tuple[float, float]] = []
+        self.weight = 0.0
+
+
+class Bundles:
+    """All links of the graph and the bundles that draw some of them."""
+
+    def __init__(self, forest: Forest) -> None:
+        self.forest = forest
+        self.links: list[Link] = []
+        self.bundles: dict[tuple[str, str, str], Bundle] = {}
+        self.inside = 0
+        self._anchors: dict[str, Item] = {}
+        pipes: dict[str, tuple[list[tuple[str, int]], list[tuple[str, int]]]] = defaultdict(lambda: ([], []))
+        items = forest.items
+        for key, edge in forest.graph.edges.items():
+            source, target, kind = key
+            source_kind, target_kind = items[source].kind, items[target].kind
+            medium = medium_of(kind, edge.category, source_kind, target_kind)
+            index = len(self.links)
+            self.links.append(_link(edge, kind, medium))
+            if kind in QUIET_KINDS or key in forest.used:
+                continue
+            if kind == "SendTo" and "Pipe" in (source_kind, target_kind):
+                if target_kind == "Pipe":
+                    pipes[target][0].append((source, index))
+                else:
+                    pipes[source][1].append((target, index))
+                continue
+            self._add(source, target, medium, index, edge.directed)
+        for pipe, (writers, readers) in pipes.items():
+            self._add_pipe(pipe, writers, readers)
+        self._set_inner()
+
+    def _add_pipe(self, pipe: str, writers: list[tuple[str, int]], readers: list[tuple[str, int]]) -> None:
+        """A pipe is a line from each writer to each reader, unless these are very many or one side is not known."""
+        if writers and readers and len(writers) * len(readers) <= PIPE_PAIRS_MAX:
+            for writer, first in writers:
+                for reader, second in readers:
+                    self._add(writer, reader, "ipc", first, True, passing=pipe)
+                    self._add(writer, reader, "ipc", second, True, passing=pipe)
+            return
+        for writer, index in writers:
+            self._add(writer, pipe, "ipc", index, True)
+        for reader, index in readers:
+            self._add(pipe, reader, "ipc", index, True)
+
+    def anchor(self, node_id: str) -> Item:
+        """The box at which lines of an entity end."""
+        known = self._anchors.get(node_id)
+        if known is not None:
+            return known
+        item = self.forest.items[node_id]
+        group: Item | None = None
+        above = item.parent
+        while above is not None:
+            if above.folds:
+                group = above
+            above = above.parent
+        found = group or item
+        if (item.kind in PORTS and group is None) or (group is not None and is_chip(group) and group.children[0].kind in PORTS):
+            home = found.parent
+            while home is not None and home.kind in PORTS:
+                home = home.parent
+            if home is not None and home.kind in _HOMES and home.entity is not None:
+                found = home
+        self._anchors[node_id] = found
+        return found
+
+    def _add(self, source: str, target: str, medium: str, index: int, directed: bool, passing: str = "") -> None:
+        first, second = self.anchor(source), self.anchor(target)
+        if first is second:
+            self.inside += 1
+            return
+        swapped = (second.id, first.id) < (first.id, second.id)
+        if swapped:
+            first, second = second, first
+        key = (first.id, second.id, medium)
+        bundle = self.bundles.get(key)
+        if bundle is None:
+            self.bundles[key] = bundle = Bundle(first, second, medium)
+        if directed:
+            if swapped:
+                bundle.backward = True
+            else:
+                bundle.forward = True
+        if not bundle.links or bundle.links[-1] != index:
+            bundle.links.append(index)
+        items = self.forest.items
+        for thing in (source, target, passing):
+            if thing:
+                kind = items[thing].kind
+                if kind in _SHORT or kind == "Socket":
+                    bundle.things.setdefault(kind, set()).add(thing)
+
+    def _set_inner(self) -> None:
+        for bundle in self.bundles.values():
+            first, second = bundle.first, bundle.second
+            box = common_ancestor(first, second)
+            below = []
+            for end in (first, second):
+                child = end
+                while child is not box and child.parent is not box:
+                    assert child.parent is not None
+                    child = child.parent
+                below.append(child)
+            bundle.inner = (box, below[0], below[1])
+            box.child_links += 1
+
+    def weigh(self) -> None:
+        """Set the weights: the logarithm of what flows, or of how many there are, among the lines of a medium."""
+        amounts: dict[str, list[tuple[Bundle, float]]] = defaultdict(list)
+        for bundle in self.bundles.values():
+            amount = _amount([self.links[index].metrics for index in bundle.links])
+            amounts[bundle.medium].append((bundle, math.log1p(amount[1] if amount else len(bundle.links))))
+        for found in amounts.values():
+            most = max(weight for _, weight in found)
+            least = min(weight for _, weight in found)
+            for bundle, weight in found:
+                bundle.weight = round((weight - least) / (most - least), 3) if most > least else 0.3
+
+
+def _link(edge: Edge, kind: str, medium: str) -> Link:
+    return Link(
+        source=edge.source,
+        target=edge.target,
+        kind=kind,
+        category=edge.category,
+        medium=medium,
+        directed=edge.directed,
+        attributes=edge.attributes,
+        metrics=edge.metrics,
+        unknown=edge.unknown or {},
+    )
+
+
+_AMOUNTS = ("_bytes_per_s", "_bytes", "bytes_sent_count", "bytes_received_count")
+
+
+def _amount(metrics: list[dict[str, Any]]) -> tuple[str, float] | None:
+    """What flows on some links together: the first of rate, then volume, that any of them knows. Bandwidth that is
+    expected is not flow but says how wide a link is, so it serves for fabric."""
+    names = sorted({name for values in metrics for name in values})
+    for ending in _AMOUNTS:
+        for name in names:
+            if name.endswith(ending) and "queue" not in name:
+                found = [value for values in metrics if (value := finite(values, name)) is not None]
+                if found:
+                    shown = name.removesuffix("_count") if name.startswith("bytes_") else name
+                    return (shown if not name.startswith("bytes_") else "sent_bytes"), sum(found)
+    return None
+
+
+def route_label(bundle: Bundle, links: list[Link]) -> str:
+    """The words at a line: what and how many, then how much."""
+    words: list[str] = []
+    for kind, short in _SHORT.items():
+        things = bundle.things.get(kind)
+        if things and bundle.medium == "ipc":
+            count = (len(things) + 1) // 2 if kind == "UnixSocket" else len(things)  # a pair is one connection
+            words.append(short if count == 1 else f"{count} {short}")
+    if bundle.medium == "network":
+        connections = sum(1 for index in bundle.links if links[index].kind == "ConnectTo") or len(bundle.links)
+        words.append(f"{connections} conn." if connections > 1 else "")
+    elif bundle.medium == "fabric":
+        count_links = sum(finite(links[index].metrics, "links_count") or 0 for index in bundle.links)
+        words.append(f"NVLink ×{count_links:.0f}" if count_links else f"×{len(bundle.links)}" if len(bundle.links) > 1 else "")
+    elif not words and len(bundle.links) > 1:
+        words.append(f"×{len(bundle.links)}")
+    amount = _amount([links[index].metrics for index in bundle.links])
+    if amount and amount[1] > 0:
+        words.append(human(*amount))
+    elif bundle.medium == "network" and len(bundle.links) == 1:
+        rtt = finite(links[bundle.links[0]].metrics, "rtt_ms")
+        if rtt is not None:
+            words.append(f"rtt {human('rtt_ms', rtt)}")
+    return " · ".join(word for word in words if word)

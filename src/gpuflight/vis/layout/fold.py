@@ -1,0 +1,221 @@
+"""Folding: many things that say little become one group box with their count, by rules that the group states.
+
+A group holds its members, drawn small; nothing disappears, and the reader zooms in or searches to read them.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+
+from gpuflight.vis.layout.item import Item, natural_key, walk
+from gpuflight.vis.layout.score import ALWAYS, CONNECTED
+from gpuflight.vis.layout.tree import Forest
+from gpuflight.vis.text import finite, human, human_bytes, plural
+from gpuflight.vis.visual import KIND_NOUN
+
+_WORKLOAD = frozenset(("Process", "Container", "Pod", "Unit"))
+_PORTS = {
+    # kind: how many may stand beside each other before they fold
+    "Thread": 1, "Socket": 2, "UnixSocket": 1, "Pipe": 1, "MessageQueue": 3, "Semaphore": 2, "SharedMemory": 4,
+    "Stream": 4, "Kernel": 8, "RdmaQueuePair": 2, "RdmaMemoryRegion": 2, "RdmaProtectionDomain": 2,
+    "RdmaQueuePairEndpoint": 4, "NumaSet": 1, "PciDevice": 1, "Mount": 2, "Device": 3,
+}  # fmt: skip
+IDLE_MIN = 3
+SAME_NAME_MIN = 5
+
+
+def fold(forest: Forest) -> None:
+    """Put group boxes into the tree of ``forest``."""
+    processes = sum(1 for item in forest.items.values() if item.kind == "Process" and item.parent is not None)
+    crowded = processes > forest.options.shown_processes_max
+    for box in list(walk(forest.root)):
+        if len(box.children) > 0:
+            _fold_children(box, crowded, forest.options.siblings_max)
+
+
+class _Folder:
+    """The children of one box on their way into groups."""
+
+    def __init__(self, box: Item) -> None:
+        self.box = box
+        self.rest = box.children
+        self.groups: list[Item] = []
+
+    def group(self, key: str, members: list[Item], label: str, rule: str) -> None:
+        """Move ``members`` into a group box of their own."""
+        group = Item(f"group:{key}:{self.box.id}", "Group", label=label, ns=self.box.ns)
+        group.rule = rule
+        group.count = 0
+        group.folds = True
+        group.role = "group"
+        for item in members:
+            group.adopt(item)
+        group.score = max(item.score for item in members)
+        group.ground = any(item.ground for item in members)
+        group.lines = _sums(members)
+        taken = {id(item) for item in members}
+        self.rest = [item for item in self.rest if id(item) not in taken]
+        self.groups.append(group)
+
+    def take(self, key: str, test: Callable[[Item], bool], least: int, label: str, rule: str) -> None:
+        """Group all that pass ``test`` if there are at least ``least``; ``label`` is a noun."""
+        members = [item for item in self.rest if test(item)]
+        if len(members) >= least:
+            self.group(key, members, plural(len(members), label), rule)
+
+    def finish(self) -> None:
+        self.box.children = []
+        for item in (*self.rest, *self.groups):
+            self.box.adopt(item)
+
+
+def _fold_children(box: Item, crowded: bool, siblings_max: int) -> None:
+    folder = _Folder(box)
+    _fold_kernel_threads(folder)
+    _fold_ports(folder)
+    if box.kind == "Elsewhere" and box.id == "elsewhere":
+        _fold_peers(folder)
+    _fold_hardware(folder)
+    _fold_workers(folder)
+    _fold_idle(folder, crowded)
+    _fold_crowd(folder, siblings_max)
+    folder.finish()
+
+
+def _fold_kernel_threads(folder: _Folder) -> None:
+    for item in folder.rest:
+        if item.kind == "Process" and getattr(item.entity, "pid", 0) == 2 and item.label == "kthreadd":
+            members = item.children
+            item.children = []
+            count = len(members) + 1
+            folder.group("kernel", [item], plural(count, "kernel thread"), "kthreadd and its children")
+            for member in members:
+                folder.groups[-1].adopt(member)
+            return
+
+
+def _fold_ports(folder: _Folder) -> None:
+    by_kind: dict[str, list[Item]] = defaultdict(list)
+    for item in folder.rest:
+        if item.kind in _PORTS and not item.children and not (item.kind == "PciDevice" and item.ground):
+            by_kind[item.kind].append(item)
+    for kind, members in by_kind.items():
+        if kind == "Socket" and folder.box.kind != "Elsewhere":
+            _fold_sockets(folder, members)
+        elif len(members) > _PORTS[kind] and not (folder.box.kind == "Elsewhere" and kind == "Socket"):
+            if kind == "SharedMemory":
+                members.sort(key=lambda item: (-item.score, -_size(item)))
+                shared = members[_PORTS[kind] - 1 :]
+                folder.group(kind, shared, f"{len(shared)} more shared memory segments", "the smaller ones")
+            else:
+                folder.group(kind, members, plural(len(members), KIND_NOUN[kind]), "of one kind in one box")
+
+
+def _size(item: Item) -> float:
+    return (finite(item.entity.metrics, "size_bytes") if item.entity else None) or 0.0
+
+
+def _fold_sockets(folder: _Folder, sockets: list[Item]) -> None:
+    listening = [item for item in sockets if _state(item) == "LISTEN"]
+    if len(listening) > _PORTS["Socket"]:
+        folder.group("listen", listening, plural(len(listening), "listening socket"), "listening, in one box")
+        sockets = [item for item in sockets if _state(item) != "LISTEN"]
+    by_protocol: dict[str, list[Item]] = defaultdict(list)
+    for item in sockets:
+        by_protocol[str(getattr(item.entity, "protocol", "")).rstrip("6").upper()].append(item)
+    for protocol, members in sorted(by_protocol.items()):
+        if len(members) > _PORTS["Socket"]:
+            folder.group(
+                f"Socket:{protocol}", members, plural(len(members), f"{protocol} socket".strip()), "of one protocol in one box"
+            )
+
+
+def _state(item: Item) -> str:
+    return str(item.entity.attributes.get("state", "")) if item.entity is not None else ""
+
+
+def _fold_peers(folder: _Folder) -> None:
+    """Far ends of connections: one box per address, the ports inside."""
+    by_address: dict[str, list[Item]] = defaultdict(list)
+    for item in folder.rest:
+        address = str(getattr(item.entity, "address", ""))
+        by_address[address.rpartition(":")[0] or address].append(item)
+    for address, members in by_address.items():
+        if len(members) > 1:
+            label = f"{address} · {plural(len(members), 'socket')}"
+            folder.group(f"peer:{address}", members, label, "far ends at one address")
+    singles = len(folder.rest)
+    if singles > 8:
+        folder.group("peers", folder.rest, plural(singles, "other peer"), "one connection each")
+
+
+def _fold_hardware(folder: _Folder) -> None:
+    if folder.box.kind not in ("Hardware", "Numa", "PciDevice"):
+        return
+    folder.take(
+        "virtual-nics", lambda item: item.kind == "Nic" and _bare(item), 2, "virtual network interface", "no device under it"
+    )
+    folder.take("virtual-disks", lambda item: item.kind == "Disk" and _bare(item), 2, "virtual disk", "no device, no rates")
+    folder.take("switches", lambda item: item.kind == "NvSwitch", 2, "NVSwitch", "the GPUs' switches, side by side")
+
+
+def _bare(item: Item) -> bool:
+    """No PCI function, no activity: a loopback, a bridge, a loop device."""
+    entity = item.entity
+    if entity is None or item.children or entity.attributes.get("pci_address"):
+        return False
+    if item.kind == "Disk":
+        return entity.attributes.get("model") in (None, "") and item.label.startswith(("loop", "ram", "zram", "nbd", "dm-"))
+    return finite(entity.metrics, "speed_bits_per_s") is None or not entity.attributes.get("driver")
+
+
+def _fold_workers(folder: _Folder) -> None:
+    """Processes of one name under one parent that use no GPU and are known to no finding."""
+    by_name: dict[str, list[Item]] = defaultdict(list)
+    for item in folder.rest:
+        if item.kind == "Process" and item.score < ALWAYS:
+            by_name[item.label].append(item)
+    for name, members in by_name.items():
+        if len(members) >= SAME_NAME_MIN:
+            folder.group(f"same:{name}", members, f"{len(members)} × {name}", "same name, same parent, no GPU of their own")
+
+
+def _fold_idle(folder: _Folder, crowded: bool) -> None:
+    limit = CONNECTED if crowded else 1.0
+    rule = "less than 1 % CPU, no GPU, " + (
+        "nothing but pipes and unix sockets to others" if crowded else "no connection to another process"
+    )
+    folder.take("idle", lambda item: item.kind == "Process" and item.score < limit, IDLE_MIN, "idle process", rule)
+    for kind in ("Unit", "Container", "Pod"):
+        noun = f"quiet {KIND_NOUN[kind]}"
+        folder.take(f"quiet:{kind}", lambda item, k=kind: item.kind == k and item.score < limit, IDLE_MIN, noun, rule)  # type: ignore[misc]
+
+
+def _fold_crowd(folder: _Folder, most: int) -> None:
+    by_kind: dict[str, list[Item]] = defaultdict(list)
+    for item in folder.rest:
+        by_kind[item.kind].append(item)
+    for kind, members in by_kind.items():
+        if len(members) > most:
+            members.sort(key=lambda item: (-item.score, natural_key(item.label), item.id))
+            surplus = members[most:]
+            noun = KIND_NOUN.get(kind, "entity")
+            folder.group(
+                f"more:{kind}", surplus, f"{plural(len(surplus), noun)} more", f"beyond the {most} with most connections"
+            )
+
+
+def _sums(members: Iterable[Item]) -> list[str]:
+    """What the processes of a group use together."""
+    cpu = memory = 0.0
+    seen = False
+    for member in members:
+        if member.entity is None or member.kind != "Process":
+            continue
+        value = finite(member.entity.metrics, "cpu_pct")
+        rss = finite(member.entity.metrics, "rss_bytes")
+        seen = seen or value is not None or rss is not None
+        cpu += value or 0.0
+        memory += rss or 0.0
+    return [f"{human('cpu_pct', cpu)} CPU · {human_bytes(memory)}"] if seen else []

@@ -1,0 +1,114 @@
+"""The working box of the nested layout: an entity or group on its way to a place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from gpuflight.vis.model import Bar, Role
+
+if TYPE_CHECKING:
+    from gpuflight.graph import Entity
+
+
+class Item:
+    """One box being laid out. ``x, y`` are relative to the parent's content until ``place`` makes them absolute;
+    ``content_scale`` shrinks everything inside (groups)."""
+
+    __slots__ = (
+        "bars", "child_links", "children", "content_scale", "count", "depth", "entity", "folds", "ground", "h", "header",
+        "id", "kind", "label", "lines", "ns", "order", "parent", "role", "rows", "rule", "scale", "score", "w", "x", "y",
+    )  # fmt: skip
+
+    def __init__(self, item_id: str, kind: str, entity: Entity | None = None, label: str = "", ns: str = "") -> None:
+        self.id = item_id
+        self.kind = kind
+        self.entity = entity
+        self.ns = entity.ns if entity is not None else ns
+        self.label = label
+        self.parent: Item | None = None
+        self.children: list[Item] = []
+        self.depth = 0
+        self.role: Role = "card"
+        self.lines: list[str] = []
+        self.bars: list[Bar] = []
+        self.rule = ""
+        self.count = 1
+        self.score = 0.0  # how much it is worth showing; set by scoring, read by folding
+        self.ground = False  # something in it is wired to the hardware below
+        self.folds = False  # its children are drawn small inside it
+        self.order = 0.0
+        self.child_links = 0  # drawn lines between its children: they need room between the rows
+        self.x = self.y = self.w = self.h = 0.0
+        self.header = 0.0
+        self.scale = 1.0
+        self.content_scale = 1.0
+        self.rows: list[tuple[float, float]] = []  # top and bottom of each row of children, relative
+
+    def __repr__(self) -> str:
+        return f"<{self.role} {self.id} {len(self.children)}>"
+
+    def adopt(self, child: Item) -> None:
+        """Make ``child`` the last child of this item; its old parent must have let go of it."""
+        child.parent = self
+        self.children.append(child)
+
+
+def walk(root: Item) -> Iterator[Item]:
+    """``root`` and everything under it, parents first, siblings in order; no recursion."""
+    stack = [root]
+    while stack:
+        item = stack.pop()
+        yield item
+        stack.extend(reversed(item.children))
+
+
+def common_ancestor(first: Item, second: Item) -> Item:
+    """The smallest item around both (or the one that is around the other). Depths must be set."""
+    while first is not second:
+        if first.depth >= second.depth:
+            if first.parent is None:
+                return first
+            first = first.parent
+        else:
+            assert second.parent is not None  # depth > 0
+            second = second.parent
+    return first
+
+
+def nearest(item: Item, kinds: frozenset[str]) -> Item | None:
+    """The item itself or the nearest one around it that is of one of ``kinds``."""
+    found: Item | None = item
+    while found is not None and found.kind not in kinds:
+        found = found.parent
+    return found
+
+
+def set_depths(root: Item) -> None:
+    """Set the depth of everything under ``root``."""
+    root.depth = 0
+    for item in walk(root):
+        for child in item.children:
+            child.depth = item.depth + 1
+
+
+def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
+    """Sort key under which ``gpu10`` follows ``gpu9``."""
+    parts: list[tuple[int, int, str]] = []
+    digits = word = ""
+    for char in text[:80]:
+        if "0" <= char <= "9":
+            if word:
+                parts.append((1, 0, word))
+                word = ""
+            digits += char
+        else:
+            if digits:
+                parts.append((0, int(digits), ""))
+                digits = ""
+            word += char
+    if digits:
+        parts.append((0, int(digits), ""))
+    if word:
+        parts.append((1, 0, word))
+    return tuple(parts)

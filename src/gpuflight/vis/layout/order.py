@@ -1,0 +1,46 @@
+"""Order of siblings: each stands near what it is wired to, so that lines cross little (barycentre sweeps)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+
+from gpuflight.vis.layout.bundle import Bundle
+from gpuflight.vis.layout.item import Item, natural_key, walk
+
+SWEEPS = 4
+_KIND_ORDER = {
+    kind: rank
+    for rank, kind in enumerate(
+        ("Elsewhere", "Host", "Pod", "Container", "Unit", "CpuPackage", "Numa", "GPU", "NPU", "Process", "Nic", "RdmaDevice",
+         "Disk", "NvSwitch", "PciDevice")
+    )
+}  # fmt: skip
+
+
+def order(root: Item, bundles: Iterable[Bundle]) -> None:
+    """Sort the children of every box: first by kind and name, then by where their other ends are."""
+    boxes = [item for item in walk(root) if len(item.children) > 1]
+    for box in boxes:
+        box.children.sort(
+            key=lambda item: (item.folds, _KIND_ORDER.get(item.kind, 99), natural_key(item.label), natural_key(item.id), item.id)
+        )
+    pulls: dict[Item, list[Item]] = defaultdict(list)
+    for bundle in bundles:
+        assert bundle.inner is not None
+        box, _, _ = bundle.inner
+        for end, other in ((bundle.first, bundle.second), (bundle.second, bundle.first)):
+            item: Item | None = end
+            while item is not None and item is not box:
+                pulls[item].append(other)
+                item = item.parent
+    movable = [box for box in boxes if not box.folds and any(child in pulls for child in box.children)]
+    for _ in range(SWEEPS):
+        for position, item in enumerate(walk(root)):
+            item.order = float(position)
+        for box in movable:
+            weights: dict[int, float] = {}
+            for child in box.children:
+                others = pulls.get(child)
+                weights[id(child)] = sum(o.order for o in others) / len(others) if others else child.order
+            box.children.sort(key=lambda item: (item.kind == "Hardware", item.folds, weights[id(item)]))

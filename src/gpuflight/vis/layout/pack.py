@@ -1,0 +1,210 @@
+"""Sizes and places: children in rows inside their box, boxes inside boxes, widths chosen so that the whole is neither a
+ribbon nor a tower."""
+
+from __future__ import annotations
+
+import math
+
+from gpuflight.vis.layout.item import Item, walk
+from gpuflight.vis.text import width
+
+TITLE, TEXT = 12.0, 10.5  # font sizes
+LINE = 15.0
+CHIP_H, CARD_MIN_W, CARD_MAX_W, CHIP_MAX_W = 20.0, 132.0, 236.0, 200.0
+PAD, CHIP_GAP, ROW_GAP = 12.0, 6.0, 22.0
+GOLDEN = 1.6  # width to height a box aims at
+FIELD_W, FIELD_H = 150.0, 46.0  # where a group draws its members
+CHIP_FIELD_W = 44.0  # the same of a group that is itself a chip
+_ENDPOINTS = frozenset(
+    ("Thread", "Socket", "UnixSocket", "Pipe", "MessageQueue", "Semaphore", "Stream", "RdmaQueuePair", "RdmaMemoryRegion",
+     "RdmaProtectionDomain", "PciDevice", "NumaSet", "Mount", "SharedMemory", "Device", "RdmaQueuePairEndpoint")
+)  # fmt: skip
+
+
+def is_chip(item: Item) -> bool:
+    """Drawn as one line: a small leaf, or a group of such."""
+    if item.role == "group":
+        return item.children[0].kind in _ENDPOINTS
+    return item.role == "chip" and not item.children
+
+
+def pack(root: Item) -> None:
+    """Set size and relative place of everything under ``root``, children before parents."""
+    for item in reversed(list(walk(root))):
+        if item is root:
+            continue
+        if not item.children:
+            _size_leaf(item)
+        elif item.folds:
+            _size_group(item)
+        else:
+            _size_frame(item)
+    _pack_rows(root, sorted_children(root), _target_width(root.children, ROW_GAP), ROW_GAP * 2)
+
+
+def _size_leaf(item: Item) -> None:
+    if item.role == "chip":
+        item.w = min(CHIP_MAX_W, max(44.0, width(item.label, TEXT) + 26))
+        item.h = CHIP_H
+        return
+    widest = max((width(line, TEXT) for line in item.lines), default=0.0)
+    item.w = min(CARD_MAX_W, max(CARD_MIN_W, width(item.label, TITLE) + 34, widest + 22))
+    if item.bars:
+        item.w = max(item.w, 176.0)
+    item.header = 24 + LINE * len(item.lines) + LINE * len(item.bars)
+    item.h = item.header + 6
+
+
+def _size_group(item: Item) -> None:
+    count = len(item.children)
+    if is_chip(item):
+        item.header = 0.0
+        field_w, field_h = CHIP_FIELD_W, CHIP_H - 6
+        text = width(item.label, TEXT) + 26
+        item.w, item.h = text + field_w + 6, CHIP_H
+        left, top = text, 3.0
+    else:
+        grow = min(1.8, max(0.7, math.sqrt(count / 24)))
+        field_w, field_h = FIELD_W * grow, FIELD_H * grow
+        item.header = 24 + LINE * len(item.lines)
+        item.w = min(300.0, max(field_w + 16, width(item.label, TITLE) + 34))
+        field_w = item.w - 16
+        item.h = item.header + field_h + 8
+        left, top = 8.0, item.header
+    area = sum((child.w + CHIP_GAP) * (child.h + CHIP_GAP) for child in item.children)
+    aim = math.sqrt(area * field_w / field_h)
+    content_w, content_h = _rows(item, item.children, max(aim, max(child.w for child in item.children)), CHIP_GAP, 0.0, 0.0)
+    scale = min(field_w / content_w, field_h / content_h, 0.8)
+    item.content_scale = scale
+    for child in item.children:
+        child.x = left + child.x * scale
+        child.y = top + child.y * scale
+    item.rows = []
+
+
+def _size_frame(item: Item) -> None:
+    lines = LINE * (len(item.lines) + len(item.bars))
+    item.role = "frame"
+    item.header = 26 + lines
+    least = min(320.0, width(item.label, TITLE) + 44)
+    if item.lines:
+        least = max(least, min(360.0, max(width(line, TEXT) for line in item.lines) + 26))
+    if item.bars:
+        least = max(least, 176.0)
+    children = sorted_children(item)
+    target = max(_target_width(item.children, _gap(item)), least - 2 * PAD)
+    inner_w, inner_h = _pack_rows(item, children, target, _gap(item))
+    item.w = max(least, inner_w + 2 * PAD)
+    item.h = item.header + inner_h + PAD
+
+
+def sorted_children(item: Item) -> list[list[Item]]:
+    """Children in bands from top to bottom: chips, then boxes, then what is wired to the ground, then the ground."""
+    bands: list[list[Item]] = [[], [], [], []]
+    for child in item.children:
+        if child.kind == "Hardware":
+            bands[3].append(child)
+        elif is_chip(child):
+            bands[0].append(child)
+        else:
+            bands[2 if child.ground else 1].append(child)
+    return [band for band in bands if band]
+
+
+def _gap(item: Item) -> float:
+    """Distance between rows: room for the lines that run there."""
+    return ROW_GAP + min(56.0, 2.5 * item.child_links / max(1.0, math.sqrt(len(item.children))))
+
+
+def _target_width(children: list[Item], gap: float) -> float:
+    area = sum((child.w + ROW_GAP) * (child.h + gap) for child in children)
+    return math.sqrt(area * GOLDEN)
+
+
+def _pack_rows(item: Item, bands: list[list[Item]], target: float, gap: float) -> tuple[float, float]:
+    """Place the bands under each other at about ``target`` width; the best of a few widths when there are few."""
+    widest = max((child.w for band in bands for child in band), default=0.0)
+    count = sum(map(len, bands))
+    widths = [target] if count > 80 else [target * factor for factor in (1.0, 0.7, 0.85, 1.2, 1.5)]
+    best: tuple[float, float, float] | None = None
+    chosen = 0.0
+    for candidate in widths:
+        candidate = max(candidate, widest)
+        w, h = _place_bands(item, bands, candidate, gap)
+        ratio = w / h if h else 1.0
+        cost = w * h * (1 + 0.35 * abs(math.log(ratio / GOLDEN)))
+        if best is None or cost < best[0] - 1e-6:
+            best = (cost, w, h)
+            chosen = candidate
+    if best is None:
+        return 0.0, 0.0
+    return _place_bands(item, bands, chosen, gap)
+
+
+def _place_bands(item: Item, bands: list[list[Item]], target: float, gap: float) -> tuple[float, float]:
+    item.rows = []
+    y = 0.0
+    widest = 0.0
+    for at, band in enumerate(bands):
+        chips = is_chip(band[0])
+        if at:
+            y += gap if not chips else CHIP_GAP
+        w, h = _rows(item, band, target, CHIP_GAP if chips else ROW_GAP * 0.8, y, CHIP_GAP if chips else gap)
+        widest = max(widest, w)
+        y += h
+    left = PAD if item.parent is not None else 0.0
+    top = item.header
+    for band in bands:
+        for child in band:
+            child.x += left
+            child.y += top
+    item.rows = [(row_top + top, row_bottom + top) for row_top, row_bottom in item.rows]
+    return widest, y
+
+
+def _rows(item: Item, band: list[Item], target: float, gap_x: float, top: float, gap_y: float) -> tuple[float, float]:
+    """Left to right, then the next row; low boxes share a column as long as they fit beside a high one."""
+    x = y = row_h = widest = 0.0
+    gap_y = gap_y or CHIP_GAP
+    column: Item | None = None
+    column_y = 0.0
+    stacking = gap_x > CHIP_GAP
+    for child in band:
+        if (
+            stacking
+            and column is not None
+            and not child.ground
+            and column_y + gap_x + child.h <= row_h
+            and child.w <= column.w * 1.05
+        ):
+            child.x, child.y = column.x, top + y + column_y + gap_x
+            column_y += gap_x + child.h
+            continue
+        if x and x + child.w > target + 0.01:
+            item.rows.append((top + y, top + y + row_h))
+            y += row_h + gap_y
+            x = row_h = 0.0
+        child.x, child.y = x, top + y
+        column, column_y = child, child.h
+        x += child.w + gap_x
+        row_h = max(row_h, child.h)
+        widest = max(widest, x - gap_x)
+    item.rows.append((top + y, top + y + row_h))
+    return widest, y + row_h
+
+
+def place(root: Item, margin: float) -> None:
+    """Make every place absolute."""
+    root.x = root.y = margin
+    root.scale = 1.0
+    for item in walk(root):
+        inner = item.scale * item.content_scale
+        if item.rows and item.scale != 1.0:
+            item.rows = [(top * item.scale, bottom * item.scale) for top, bottom in item.rows]
+        for child in item.children:
+            child.x = item.x + child.x * item.scale
+            child.y = item.y + child.y * item.scale
+            child.scale = inner
+            child.w *= inner
+            child.h *= inner
+            child.header *= inner

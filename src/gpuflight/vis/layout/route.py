@@ -1,0 +1,179 @@
+"""Ways of the lines: down from a box into the gutter between the rows, along a lane of their own, and down (or up) to
+the other box. Neighbours in a row are joined straight across."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import defaultdict
+from collections.abc import Iterable
+
+from gpuflight.vis.layout.bundle import Bundle
+from gpuflight.vis.layout.item import Item
+
+PORT_GAP = 9.0
+INSET = 10.0
+
+
+class _Way:
+    """A line while it is being routed: where it leaves and enters, and in which gutter it crosses over."""
+
+    __slots__ = ("bundle", "gutter", "lane", "xa", "xb")
+
+    def __init__(self, bundle: Bundle) -> None:
+        self.bundle = bundle
+        self.xa = self.xb = 0.0
+        self.gutter: tuple[int, float, float] | None = None
+        self.lane = 0
+
+
+def route(bundles: Iterable[Bundle]) -> None:
+    """Set ``points`` of every bundle; places must be absolute."""
+    ways: list[_Way] = []
+    sides: dict[tuple[int, str], list[tuple[float, _Way, bool]]] = defaultdict(list)
+    for bundle in bundles:
+        assert bundle.inner is not None
+        box, below_a, below_b = bundle.inner
+        a, b = bundle.first, bundle.second
+        if box is a or box is b:
+            _inward(bundle, *((a, b) if box is a else (b, a)), flipped=box is b)
+            continue
+        row_a, row_b = _row(box, below_a), _row(box, below_b)
+        if row_a == row_b and below_a is a and below_b is b and _straight(bundle, a, b, box):
+            continue
+        way = _Way(bundle)
+        way.xa, way.xb = _meet(a, b)
+        ways.append(way)
+        if row_a == row_b:
+            side_a = side_b = "bottom"
+            upper = row_a
+        elif row_a < row_b:
+            side_a, side_b, upper = "bottom", "top", row_b - 1
+        else:
+            side_a, side_b, upper = "top", "bottom", row_a - 1
+        way.gutter = _gutter(box, upper, below_a, below_b)
+        sides[id(a), side_a].append((way.xb, way, True))
+        sides[id(b), side_b].append((way.xa, way, False))
+    for (_, _side), ends in sides.items():
+        _spread(ends)
+    _assign_lanes(ways)
+
+
+def _row(box: Item, child: Item) -> int:
+    """Index of the row of ``box`` that ``child`` stands in, by its middle."""
+    return max(0, min(bisect_left([bottom for _, bottom in box.rows], child.y + child.h / 2), len(box.rows) - 1))
+
+
+def _gutter(box: Item, upper: int, below_a: Item, below_b: Item) -> tuple[int, float, float]:
+    rows = box.rows
+    if not rows:  # inside a group: lines are not laid out there
+        y = max(below_a.y + below_a.h, below_b.y + below_b.h)
+        return (id(box), y, y + 4)
+    offset = box.y
+    top = offset + rows[upper][1]
+    bottom = offset + rows[upper + 1][0] if upper + 1 < len(rows) else box.y + box.h
+    return (id(box), top, max(bottom, top + 4))
+
+
+def _meet(a: Item, b: Item) -> tuple[float, float]:
+    """Where a line leaves ``a`` and enters ``b``: straight down if they overlap, else at the near ends."""
+    left, right = max(a.x, b.x) + INSET, min(a.x + a.w, b.x + b.w) - INSET
+    if left <= right:
+        middle = (left + right) / 2
+        return middle, middle
+    return _clamp(b.x + b.w / 2, a), _clamp(a.x + a.w / 2, b)
+
+
+def _clamp(x: float, item: Item) -> float:
+    inset = min(INSET, item.w / 3)
+    return min(max(x, item.x + inset), item.x + item.w - inset)
+
+
+def _spread(ends: list[tuple[float, _Way, bool]]) -> None:
+    """Keep the ends at one side of a box apart, in the order of their other ends."""
+    if len(ends) < 2:
+        return
+    way = ends[0][1]
+    item = way.bundle.first if ends[0][2] else way.bundle.second
+    inset = min(INSET, item.w / 3)
+    low, high = item.x + inset, item.x + item.w - inset
+    gap = min(PORT_GAP, (high - low) / (len(ends) - 1))
+    ends.sort(key=lambda end: (end[0], end[1].bundle.medium, end[1].bundle.first.id, end[1].bundle.second.id))
+    at = low
+    places: list[float] = []
+    for index, (_, way, is_first) in enumerate(ends):
+        wanted = way.xa if is_first else way.xb
+        at = max(wanted, at if index == 0 else at + gap)
+        places.append(at)
+    most = high
+    for index in range(len(places) - 1, -1, -1):
+        places[index] = most = min(places[index], most)
+        most -= gap
+    for place, (_, way, is_first) in zip(places, ends, strict=True):
+        if is_first:
+            way.xa = place
+        else:
+            way.xb = place
+
+
+def _assign_lanes(ways: list[_Way]) -> None:
+    gutters: dict[tuple[int, float, float], list[_Way]] = defaultdict(list)
+    for way in ways:
+        assert way.gutter is not None
+        gutters[way.gutter].append(way)
+    for (_, top, bottom), crossing in gutters.items():
+        crossing.sort(key=lambda way: (min(way.xa, way.xb), -max(way.xa, way.xb), way.bundle.first.id, way.bundle.second.id))
+        ends: list[float] = []  # where the last line of each lane ends
+        for way in crossing:
+            left, right = min(way.xa, way.xb), max(way.xa, way.xb)
+            if right - left < 1.0:
+                way.lane = -1
+                continue
+            for lane, end in enumerate(ends):
+                if end < left - 4:
+                    way.lane = lane
+                    ends[lane] = right
+                    break
+            else:
+                if len(ends) >= 40:  # more lanes than a gutter has room for: share
+                    way.lane = len(ends) - 1
+                    ends[way.lane] = max(ends[way.lane], right)
+                else:
+                    way.lane = len(ends)
+                    ends.append(right)
+        step = (bottom - top) / (len(ends) + 1)
+        for way in crossing:
+            _draw(way, top + step * (way.lane + 1))
+
+
+def _draw(way: _Way, lane_y: float) -> None:
+    a, b = way.bundle.first, way.bundle.second
+    start_y = a.y + a.h if a.y + a.h <= lane_y else a.y
+    end_y = b.y + b.h if b.y + b.h <= lane_y else b.y
+    if way.lane < 0:
+        way.bundle.points = [(way.xa, start_y), (way.xb, end_y)]
+    else:
+        way.bundle.points = [(way.xa, start_y), (way.xa, lane_y), (way.xb, lane_y), (way.xb, end_y)]
+
+
+def _straight(bundle: Bundle, a: Item, b: Item, box: Item) -> bool:
+    """Join two boxes of one row across the gap between them, if nothing stands between."""
+    left, right = (a, b) if a.x < b.x else (b, a)
+    x0, x1 = left.x + left.w, right.x
+    if x1 < x0 or x1 - x0 > 60:
+        return False
+    top, bottom = max(a.y, b.y), min(a.y + a.h, b.y + b.h)
+    if bottom - top < 8:
+        return False
+    media = ("gpu", "network", "ipc", "storage", "data", "fabric")
+    slot = media.index(bundle.medium) if bundle.medium in media else len(media)
+    y = top + (bottom - top) * (slot + 1) / (len(media) + 2)
+    points = [(x0, y), (x1, y)]
+    bundle.points = points if left is a else points[::-1]
+    return True
+
+
+def _inward(bundle: Bundle, outer: Item, inner: Item, flipped: bool) -> None:
+    """From the header of a box down to something inside it."""
+    x = inner.x + inner.w / 2 + {"ipc": 0.0, "network": -8.0, "deploy": 8.0}.get(bundle.medium, 4.0) * inner.scale
+    points = [(x, outer.y + outer.header), (x, inner.y)]
+    bundle.points = points[::-1] if flipped else points

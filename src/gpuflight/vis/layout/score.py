@@ -1,0 +1,63 @@
+"""How much each box is worth showing: what it is wired to, how busy it is, whether a finding names it."""
+
+from __future__ import annotations
+
+from gpuflight.vis.layout.item import Item, nearest, walk
+from gpuflight.vis.layout.tree import Forest
+from gpuflight.vis.text import finite
+from gpuflight.vis.visual import medium_of
+
+ALWAYS = 1000.0
+"""Score of what is never folded: it uses a GPU, or a finding names it."""
+
+CONNECTED = 3.0
+"""From here on a process is wired to another one by more than a pipe or a unix socket."""
+
+_WORKLOAD = frozenset(("Process", "Container", "Pod", "Unit"))
+_GROUND = frozenset(("GPU", "NPU", "MigInstance", "RdmaDevice", "RdmaPort"))
+
+
+def score(forest: Forest) -> None:
+    """Set ``score`` and ``ground`` of every item; a box is worth at least what it holds."""
+    items = forest.items
+    homes: dict[str, Item | None] = {}
+
+    def home(node_id: str) -> Item | None:
+        found = homes.get(node_id, forest.root)
+        if found is forest.root:
+            homes[node_id] = found = nearest(items[node_id], _WORKLOAD)
+        return found
+
+    for (source, target, kind), edge in forest.graph.edges.items():
+        if edge.category != "data_stream":
+            continue
+        first, second = home(source), home(target)
+        kinds = items[source].kind, items[target].kind
+        if kinds[0] in _GROUND or kinds[1] in _GROUND:
+            for item in (first, second):
+                if item is not None:
+                    item.score += ALWAYS
+                    item.ground = True
+        elif first is not second:
+            medium = medium_of(kind, "data_stream", *kinds)
+            worth = CONNECTED if medium in ("network", "data") or "SharedMemory" in kinds else 1.0
+            for item in (first, second):
+                if item is not None:
+                    item.score += worth
+    for finding in forest.options.findings:
+        for name in finding.entities:
+            if name in items:
+                items[name].score += ALWAYS
+    order = list(walk(forest.root))
+    for item in order:
+        if item.entity is not None:
+            cpu = finite(item.entity.metrics, "cpu_pct")
+            if cpu is not None and cpu >= 1.0:
+                item.score += min(cpu, 100.0)
+            if item.entity.attributes.get("top_cpu"):
+                item.score += CONNECTED
+    for item in reversed(order):
+        parent = item.parent
+        if parent is not None and item.kind in _WORKLOAD:
+            parent.score = max(parent.score, item.score)
+            parent.ground = parent.ground or item.ground

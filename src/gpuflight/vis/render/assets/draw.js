@@ -1,0 +1,316 @@
+/* Drawing: frames, then lines, then cards and words, so that no line ever crosses a word. */
+const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif';
+const READABLE = 4.6; // px: smaller text is not drawn
+const SPECK = 1.1; // px: smaller boxes are not drawn
+
+class Painter {
+  constructor(model, context) {
+    this.model = model;
+    this.context = context;
+    this.widths = new Map();
+    this.glyphs = glyphOf;
+  }
+
+  /* `view` {x, y, k}: screen = world * k + (x, y). `scene`: what is selected, matched, dimmed. */
+  paint(view, size, palette, scene) {
+    const g = this.context;
+    this.view = view; this.palette = palette; this.scene = scene; this.size = size;
+    const r = size.ratio;
+    g.setTransform(r, 0, 0, r, 0, 0);
+    g.fillStyle = palette.ground;
+    g.fillRect(0, 0, size.width, size.height);
+    g.setTransform(r * view.k, 0, 0, r * view.k, r * view.x, r * view.y);
+    this.seen = { x0: -view.x / view.k, y0: -view.y / view.k, x1: (size.width - view.x) / view.k, y1: (size.height - view.y) / view.k };
+    const cards = this.frames();
+    this.lines(scene.lines.filter((line) => !this.faded(line)), false);
+    if (scene.dim) this.lines(scene.lines.filter((line) => this.faded(line)), true);
+    for (const box of cards) this.card(box);
+    this.lines(scene.extra, false);
+    this.lineLabels([...scene.extra, ...scene.lines]);
+    for (const i of scene.marked) this.ring(this.model.boxes[scene.shown[i]], palette.mark, 3);
+    if (scene.selected >= 0) this.ring(this.model.boxes[scene.shown[scene.selected]], palette.accent, 2.5);
+  }
+
+  /* Whether what the reader looks at leaves this line or box in the background. */
+  faded(line) { return this.scene.dim && !(this.scene.dim.has(line.a) && this.scene.dim.has(line.b) && (line.a === this.scene.focus || line.b === this.scene.focus || inside(this.model.boxes, line.a, this.scene.focus) || inside(this.model.boxes, line.b, this.scene.focus))); }
+
+  alphaOf(box) { return this.scene.dim && !this.scene.dim.has(box.i) ? 0.32 : 1; }
+
+  /* Draws frames, returns the cards that are to come on top of the lines. */
+  frames() {
+    const { boxes } = this.model, { k } = this.view, s = this.seen, cards = [];
+    let i = 0;
+    while (i < boxes.length) {
+      const box = boxes[i];
+      if (box.x > s.x1 || box.y > s.y1 || box.x + box.w < s.x0 || box.y + box.h < s.y0 || box.h * k < SPECK) { i = box.end; continue; }
+      if (box.role === "frame" && !box.folded) {
+        this.frame(box);
+        cards.push(box);
+        i = box.w * k < 6 ? box.end : i + 1;
+      } else {
+        cards.push(box);
+        i = box.folded ? box.end : i + 1;
+      }
+    }
+    return cards;
+  }
+
+  shape(box, radius) {
+    const g = this.context;
+    g.beginPath();
+    g.roundRect(box.x, box.y, box.w, box.h, Math.min(radius * box.scale, box.w / 2, box.h / 2));
+  }
+
+  frame(box) {
+    const g = this.context, [fill, line] = this.palette.frame[box.category];
+    g.globalAlpha = this.alphaOf(box);
+    this.shape(box, 9);
+    g.fillStyle = fill;
+    g.fill();
+    g.lineWidth = 1.1 * box.scale;
+    g.strokeStyle = line;
+    g.setLineDash(box.synthetic || box.missing ? [5 * box.scale, 4 * box.scale] : []);
+    g.stroke();
+    g.setLineDash([]);
+    g.globalAlpha = 1;
+  }
+
+  card(box) {
+    const g = this.context, p = this.palette, k = this.view.k, colour = p.category[box.category], s = box.scale;
+    g.globalAlpha = this.alphaOf(box);
+    if (box.role === "frame" && !box.folded) {
+      this.words(box, 9 * s, true);
+    } else if (box.h * k < 5) { // a speck: one of many in a group
+      g.fillStyle = colour;
+      g.globalAlpha *= 0.75;
+      g.fillRect(box.x, box.y, box.w, box.h);
+    } else {
+      const chip = box.h / s < 22, group = box.role === "group";
+      if (group && box.h * k > 12) { // a second sheet behind
+        g.beginPath();
+        g.roundRect(box.x + 3 * s, box.y + 3 * s, box.w, box.h, 6 * s);
+        g.fillStyle = p.surface; g.fill();
+        g.lineWidth = s; g.strokeStyle = p.frame[box.category][1]; g.stroke();
+      }
+      this.shape(box, chip && !group ? 10 : 6);
+      g.fillStyle = p.surface;
+      g.fill();
+      g.lineWidth = (chip ? 0.9 : 1.2) * s;
+      g.strokeStyle = p.frame[box.category][1];
+      if (box.missing || box.synthetic && !group) g.setLineDash([4 * s, 3 * s]);
+      g.stroke();
+      g.setLineDash([]);
+      if (!chip) {
+        g.save(); this.shape(box, 6); g.clip();
+        g.fillStyle = colour; g.fillRect(box.x, box.y, 3.5 * s, box.h);
+        g.restore();
+      }
+      this.words(box, (chip ? 7 : 10) * s, false);
+      if (box.folded) this.foldedNote(box);
+    }
+    if (box.severity && box.h * k > 4) this.badge(box);
+    g.globalAlpha = 1;
+  }
+
+  /* Glyph, label, lines and bars of a box. */
+  words(box, left, framed) {
+    const g = this.context, p = this.palette, s = box.scale, k = this.view.k * s;
+    const chip = box.h / s < 22 && !framed, title = chip ? 10.5 : 12;
+    if (title * k < READABLE) return;
+    const middle = box.y + (chip ? box.h / 2 : 13 * s), size = chip ? 11 : 14;
+    this.glyph(this.kindOf(box), box.x + left, middle - size * s / 2, size * s, p.category[box.category]);
+    const textX = box.x + left + (size + 5) * s;
+    let room = box.x + box.w - textX - (box.severity ? 20 : 6) * s;
+    if (chip && box.role === "group") room -= 48 * s;
+    g.textBaseline = "middle"; g.textAlign = "left";
+    g.fillStyle = p.ink;
+    this.text(box, "label", box.label, textX, middle + 0.5 * s, room, title * s, chip ? 400 : framed && box.depth < 3 ? 650 : 600);
+    if (chip) return;
+    let y = box.y + 31 * s;
+    g.fillStyle = p.soft;
+    for (let at = 0; at < box.lines.length; at++, y += 15 * s) this.text(box, at, box.lines[at], box.x + left, y, box.w - left - 8 * s, 10.5 * s, 400);
+    for (let at = 0; at < box.bars.length; at++, y += 15 * s) this.bar(box, box.bars[at], box.x + left, y, box.w - left - 9 * s);
+  }
+
+  kindOf(box) { return box.role === "group" ? (box.children.length ? this.model.boxes[box.children[0]].kind : "Group") : box.kind; }
+
+  glyph(kind, x, y, size, colour) {
+    const g = this.context;
+    g.save();
+    g.translate(x, y); g.scale(size / 16, size / 16);
+    g.lineWidth = 1.4; g.lineCap = g.lineJoin = "round"; g.strokeStyle = colour;
+    g.stroke(this.glyphs(this.model.data.style, kind));
+    g.restore();
+  }
+
+  bar(box, [label, fraction, words], x, y, width) {
+    const g = this.context, p = this.palette, s = box.scale, h = 6 * s;
+    g.font = `400 ${9.5 * s}px ${FONT}`; g.textAlign = "left"; g.fillStyle = p.soft;
+    g.fillText(label, x, y);
+    const trackX = x + 29 * s, textW = Math.min(width - 60 * s, words.length * 5.4 * s + 4 * s), trackW = Math.min(box.w, 260 * s) - (trackX - box.x) - textW - 12 * s;
+    g.fillStyle = p.track[box.category];
+    g.beginPath(); g.roundRect(trackX, y - h / 2, trackW, h, h / 2); g.fill();
+    if (fraction > 0) {
+      g.fillStyle = p.category[box.category];
+      g.beginPath(); g.roundRect(trackX, y - h / 2, Math.max(h, trackW * fraction), h, h / 2); g.fill();
+    }
+    g.fillStyle = p.ink;
+    g.fillText(words, trackX + trackW + 5 * s, y);
+  }
+
+  foldedNote(box) {
+    if (box.count < 2 || box.h < box.header + 24 * box.scale) return;
+    const g = this.context, s = box.scale;
+    g.textAlign = "center"; g.fillStyle = this.palette.soft; g.font = `400 ${12 * s}px ${FONT}`;
+    g.fillText(`folded: ${counted(box.count - (box.synthetic ? 0 : 1), "entity")} inside`, box.x + box.w / 2, box.y + (box.header + box.h) / 2, box.w - 20 * s);
+  }
+
+  badge(box) {
+    const g = this.context, s = box.scale, colour = box.severity === "critical" ? this.palette.critical : this.palette.warn;
+    this.ring(box, colour, 1.6);
+    const x = box.x + box.w - 11 * s, y = box.y + 12 * s;
+    g.fillStyle = colour;
+    g.beginPath(); g.moveTo(x, y - 7 * s); g.lineTo(x + 8 * s, y + 6 * s); g.lineTo(x - 8 * s, y + 6 * s); g.closePath(); g.fill();
+    g.fillStyle = this.palette.surface; g.font = `700 ${9 * s}px ${FONT}`; g.textAlign = "center";
+    g.fillText("!", x, y + 1.5 * s);
+  }
+
+  ring(box, colour, width) {
+    const g = this.context, out = 2 / this.view.k;
+    g.beginPath();
+    g.roundRect(box.x - out, box.y - out, box.w + 2 * out, box.h + 2 * out, 8 * box.scale);
+    g.lineWidth = width / this.view.k; g.strokeStyle = colour; g.stroke();
+  }
+
+  /* Text cut to its room with an ellipsis; the cut is measured once per box, since all of it scales. */
+  text(box, key, words, x, y, room, size, weight) {
+    const g = this.context;
+    g.font = `${weight} ${size}px ${FONT}`;
+    const fits = box.fits ||= {}, known = fits[key];
+    if (known && Math.abs(known[0] - room) < 0.01 * room) { g.fillText(known[1], x, y); return; }
+    let cut = words;
+    if (g.measureText(cut).width > room) {
+      let low = 0, high = cut.length;
+      while (low < high) {
+        const half = (low + high + 1) >> 1;
+        if (g.measureText(words.slice(0, half) + "…").width <= room) low = half; else high = half - 1;
+      }
+      if (low > 0 && /[\ud800-\udbff]/.test(words[low - 1])) low--;
+      cut = low ? words.slice(0, low) + "…" : "";
+    }
+    fits[key] = [room, cut];
+    g.fillText(cut, x, y);
+  }
+
+  lines(lines, faded) {
+    const g = this.context, p = this.palette, s = this.seen, k = this.view.k;
+    g.lineJoin = g.lineCap = "round";
+    for (const line of lines) {
+      const points = pointsOf(line);
+      if (!points.length) continue;
+      let x0 = Infinity, y0 = Infinity, x1 = -Infinity, y1 = -Infinity;
+      for (const [x, y] of points) { x0 = Math.min(x0, x); x1 = Math.max(x1, x); y0 = Math.min(y0, y); y1 = Math.max(y1, y); }
+      if (x0 > s.x1 || x1 < s.x0 || y0 > s.y1 || y1 < s.y0) continue;
+      const { colour, dash } = p.edge[line.medium], hot = line === this.scene.line;
+      g.globalAlpha = faded ? 0.12 : hot || line.extra ? 1 : 0.8;
+      g.strokeStyle = g.fillStyle = colour;
+      const width = Math.max((1.2 + 2.2 * line.weight + (hot ? 1.5 : 0)), 0.7 / k);
+      g.lineWidth = width;
+      g.setLineDash(dash.map((part) => part * width));
+      g.beginPath();
+      g.moveTo(...points[0]);
+      if (line.curve) g.bezierCurveTo(...line.curve.slice(2));
+      else {
+        for (let at = 1; at < points.length - 1; at++) {
+          const [px, py] = points[at - 1], [x, y] = points[at], [nx, ny] = points[at + 1];
+          g.arcTo(x, y, nx, ny, Math.min(7, Math.hypot(x - px, y - py) / 2, Math.hypot(nx - x, ny - y) / 2));
+        }
+        g.lineTo(...points[points.length - 1]);
+      }
+      g.stroke();
+      g.setLineDash([]);
+      if (k > 0.22 && !faded) {
+        if (line.forward) this.arrow(points[points.length - 2], points[points.length - 1], width);
+        else this.dot(points[points.length - 1], width);
+        if (line.backward) this.arrow(points[1], points[0], width);
+        else this.dot(points[0], width);
+      }
+    }
+    g.globalAlpha = 1;
+  }
+
+  arrow([x0, y0], [x1, y1], width) {
+    const g = this.context, angle = Math.atan2(y1 - y0, x1 - x0), size = 5 + width;
+    g.beginPath();
+    g.moveTo(x1, y1);
+    g.lineTo(x1 - size * Math.cos(angle - 0.42), y1 - size * Math.sin(angle - 0.42));
+    g.lineTo(x1 - size * Math.cos(angle + 0.42), y1 - size * Math.sin(angle + 0.42));
+    g.closePath(); g.fill();
+  }
+
+  dot([x, y], width) {
+    const g = this.context;
+    g.beginPath(); g.arc(x, y, 1.2 + width * 0.7, 0, 7); g.fill();
+  }
+
+  /* Words at lines: in the longest level stretch that has room, never over a card or another word. */
+  lineLabels(lines) {
+    const g = this.context, p = this.palette, k = this.view.k, taken = [], size = 9.5;
+    if (size * k < READABLE + 0.8) return;
+    g.font = `500 ${size}px ${FONT}`; g.textBaseline = "middle"; g.textAlign = "center";
+    let drawn = 0;
+    for (const line of lines) {
+      if (!line.label || drawn > 300 || (this.scene.dim && this.faded(line) && !line.extra)) continue;
+      let width = this.widths.get(line.label);
+      if (width === undefined) this.widths.set(line.label, width = g.measureText(line.label).width + 8);
+      const spot = this.labelSpot(line, width, taken);
+      if (!spot) continue;
+      taken.push(spot);
+      drawn++;
+      const { colour } = p.edge[line.medium];
+      g.beginPath(); g.roundRect(spot.x - width / 2, spot.y - 6.5, width, 13, 4);
+      g.fillStyle = p.surface; g.globalAlpha = 0.94; g.fill(); g.globalAlpha = 1;
+      g.lineWidth = 0.7; g.strokeStyle = colour; g.stroke();
+      g.fillStyle = colour;
+      g.fillText(line.label, spot.x, spot.y + 0.5);
+    }
+  }
+
+  labelSpot(line, width, taken) {
+    const points = pointsOf(line), s = this.seen, stretches = [];
+    for (let at = 1; at < points.length; at++) {
+      const [x0, y0] = points[at - 1], [x1, y1] = points[at], level = Math.abs(y1 - y0) < 1;
+      const length = Math.hypot(x1 - x0, y1 - y0);
+      if (line.curve || (level ? length > width + 6 : length > 20)) stretches.push([level ? 2 * length : length, (x0 + x1) / 2, (y0 + y1) / 2]);
+    }
+    stretches.sort((one, two) => two[0] - one[0]);
+    for (const [, x, y] of stretches) {
+      if (x < s.x0 || x > s.x1 || y < s.y0 || y > s.y1) continue;
+      const spot = { x, y, w: width };
+      if (taken.some((other) => Math.abs(other.x - x) < (other.w + width) / 2 + 2 && Math.abs(other.y - y) < 15)) continue;
+      if (line.extra || this.free(x - width / 2, y) && this.free(x + width / 2, y)) return spot;
+    }
+    return null;
+  }
+
+  /* Nothing but the ground of frames at a point. */
+  free(x, y) {
+    const box = boxAt(this.model.boxes, x, y);
+    return box < 0 || (this.model.boxes[box].role === "frame" && !this.model.boxes[box].folded && y > this.model.boxes[box].y + this.model.boxes[box].header + 2);
+  }
+}
+
+/* The innermost box at a point, -1 if none; what is inside a folded box counts as that box. */
+function boxAt(boxes, x, y, least = 0) {
+  let found = -1, i = 0, end = boxes.length;
+  while (i < end) {
+    const box = boxes[i];
+    if (x >= box.x && x <= box.x + box.w && y >= box.y && y <= box.y + box.h && box.h >= least) {
+      found = i;
+      if (box.folded) return found;
+      end = box.end;
+      i++;
+    } else i = box.end;
+  }
+  return found;
+}

@@ -1,0 +1,379 @@
+/* The viewer: view, selection, folding and filters; everything the reader does ends in one repaint. */
+class Viewer {
+  constructor(model) {
+    this.model = model;
+    this.canvas = document.getElementById("canvas");
+    this.stage = document.getElementById("stage");
+    this.painter = new Painter(model, this.canvas.getContext("2d"));
+    this.media = Object.fromEntries(model.data.media.map(([key, , , usual]) => [key, usual]));
+    this.hiddenKinds = new Set();
+    this.view = { x: 0, y: 0, k: 1 };
+    this.selected = -1;
+    this.hovered = -1;
+    this.line = null;
+    this.marked = [];
+    this.fitted = true;
+    this.smallest = model.boxes.reduce((least, box) => Math.min(least, box.scale), 1);
+    const asked = new URLSearchParams(location.hash.slice(1));
+    this.setTheme(asked.get("theme") || (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light"), true);
+    this.refreshLines();
+    this.panel = new Panel(model, this);
+    this.panel.legend(this.palette);
+    this.search = new Search(model, this);
+    this.heading();
+    this.listen();
+    this.resize();
+    this.obey(asked);
+    if (!model.boxes.length) {
+      const message = document.getElementById("message");
+      message.textContent = "This graph is empty: it holds no entities. The Coverage panel says what could not be seen.";
+      message.hidden = false;
+    }
+  }
+
+  /* What the address asks for: #q=term, #id=Process(…), #tab=coverage, #theme=dark, #panel=0. */
+  obey(asked) {
+    if (asked.get("panel") === "0") this.togglePanel(false);
+    if (asked.get("q")) { this.search.input.value = asked.get("q"); this.search.run(asked.get("q")); this.search.list.hidden = asked.has("id"); }
+    if (asked.get("id")) { const i = this.model.boxes.findIndex((box) => box.id === asked.get("id")); if (i >= 0) this.select(i, true); }
+    if (asked.get("fold")) { const i = this.model.boxes.findIndex((box) => box.id === asked.get("fold")); if (i >= 0) this.fold(i); }
+    if (this.panel.tabs.includes(asked.get("tab"))) this.panel.open(asked.get("tab"));
+  }
+
+  heading() {
+    const { data } = this.model, env = data.environment;
+    document.getElementById("title").textContent = data.title;
+    const words = [counted(data.nodes, "entity"), counted(data.edges, "edge"), data.time ? data.time.replace("T", " ").replace("Z", " UTC") : "", data.round ? `round ${data.round}` : "", env.hostname && env.hostname !== data.title ? env.hostname : "", env.kernel ? `Linux ${env.kernel}` : "", env.version ? `gpuflight ${env.version}` : ""];
+    document.getElementById("subtitle").textContent = words.filter(Boolean).join("  ·  ");
+  }
+
+  setTheme(theme, first = false) {
+    document.documentElement.dataset.theme = theme === "dark" ? "dark" : "light";
+    this.palette = makePalette(this.model.data.style, theme === "dark");
+    if (!first) { this.panel.legend(this.palette); this.panel.details(this.selected); this.repaint(); }
+  }
+
+  refreshLines() {
+    this.shown = shownBoxes(this.model.boxes);
+    this.lines = shownLines(this.model, this.shown, this.media);
+    if (this.hiddenKinds.size) {
+      const { boxes, links } = this.model;
+      this.lines = this.lines.filter((line) => !line.links.every((at) => this.hiddenKinds.has(boxes[links[at].a].kind) || this.hiddenKinds.has(boxes[links[at].b].kind)));
+    }
+  }
+
+  filterMedium(key, on) { this.media[key] = on; this.refreshLines(); this.repaint(); }
+
+  filterKind(kind, on) {
+    if (on) this.hiddenKinds.delete(kind); else this.hiddenKinds.add(kind);
+    this.refreshLines();
+    this.repaint();
+  }
+
+  fold(i) {
+    const box = this.model.boxes[i];
+    if (!box.children.length) return;
+    box.folded = !box.folded;
+    this.refreshLines();
+    this.panel.details(i);
+    this.repaint();
+  }
+
+  mark(matches) { this.marked = matches; this.repaint(); }
+
+  select(i, move = false) {
+    this.selected = i;
+    this.line = null;
+    this.panel.details(i);
+    if (i >= 0) {
+      this.panel.open("details");
+      this.unfoldAround(i);
+      if (move) this.reveal(i);
+      const box = this.model.boxes[i];
+      document.getElementById("announce").textContent = `${box.label}, ${box.kind}, ${box.lines.join(", ")}`;
+    }
+    this.repaint();
+  }
+
+  unfoldAround(i) {
+    let changed = false;
+    for (const at of pathOf(this.model.boxes, i)) if (this.model.boxes[at].folded) { this.model.boxes[at].folded = false; changed = true; }
+    if (changed) this.refreshLines();
+  }
+
+  pick(line) {
+    this.line = line;
+    this.selected = -1;
+    this.panel.lineDetails(line);
+    this.panel.open("details");
+    this.repaint();
+  }
+
+  /* Bring a box into sight, large enough to be read. */
+  reveal(i) {
+    const box = this.model.boxes[i], { width, height } = this.size, v = this.view;
+    const least = 9 / (11 * box.scale), most = Math.min(width * 0.9 / box.w, height * 0.9 / box.h);
+    const x = box.x * v.k + v.x, y = box.y * v.k + v.y;
+    const seen = x >= 0 && y >= 0 && x + box.w * v.k <= width && y + box.h * v.k <= height;
+    if (seen && v.k >= least) return;
+    this.look(box, Math.max(Math.min(Math.max(v.k, least), most), Math.min(least, most)));
+  }
+
+  zoomTo(i) {
+    const box = this.model.boxes[i], { width, height } = this.size;
+    this.look(box, Math.min(width * 0.92 / box.w, height * 0.92 / box.h, 2.2 / (box.scale * (box.role === "group" && box.children.length ? this.model.boxes[box.children[0]].scale / box.scale : 1))));
+    this.canvas.focus({ preventScroll: true });
+  }
+
+  look(box, k) {
+    this.view = { k, x: this.size.width / 2 - (box.x + box.w / 2) * k, y: this.size.height / 2 - (box.y + box.h / 2) * k };
+    this.fitted = false;
+    this.repaint();
+  }
+
+  fit() {
+    const { width, height } = this.size, { data, boxes } = this.model;
+    let right = 1, bottom = 1;
+    for (let i = 0; i < boxes.length; i = boxes[i].end) { right = Math.max(right, boxes[i].x + boxes[i].w + 24); bottom = Math.max(bottom, boxes[i].y + boxes[i].h + 24); }
+    const k = Math.min(width / right, height / bottom, boxes.length < 8 ? 1.5 : 1.25);
+    this.view = { k, x: (width - right * k) / 2, y: (height - bottom * k) / 2 };
+    this.least = Math.min(k * 0.5, 0.5);
+    this.fitted = true;
+    this.repaint();
+  }
+
+  zoom(factor, x = this.size.width / 2, y = this.size.height / 2) {
+    const v = this.view, k = Math.min(Math.max(v.k * factor, this.least), 4 / this.smallest);
+    this.view = { k, x: x - (x - v.x) * (k / v.k), y: y - (y - v.y) * (k / v.k) };
+    this.fitted = false;
+    this.repaint();
+  }
+
+  pan(dx, dy) { this.view.x += dx; this.view.y += dy; this.fitted = false; this.repaint(); }
+
+  resize() {
+    const { clientWidth: width, clientHeight: height } = this.stage, ratio = Math.min(devicePixelRatio || 1, 3);
+    this.size = { width: width || 800, height: height || 600, ratio };
+    this.canvas.width = Math.round(this.size.width * ratio);
+    this.canvas.height = Math.round(this.size.height * ratio);
+    if (this.fitted) this.fit(); else this.repaint();
+  }
+
+  togglePanel(on = document.getElementById("panel").hidden) {
+    document.getElementById("panel").hidden = !on;
+    document.getElementById("panel-toggle").setAttribute("aria-expanded", String(on));
+    if (this.size) this.resize();
+  }
+
+  repaint() {
+    if (this.waiting || !this.size) return;
+    this.waiting = true;
+    requestAnimationFrame(() => { this.waiting = false; this.paint(); });
+  }
+
+  paint() {
+    const { boxes } = this.model, focus = this.hovered >= 0 ? this.hovered : this.selected;
+    let dim = null, extra = [];
+    if (focus >= 0 && this.attended(focus)) {
+      extra = extraLines(this.model, this.shown, focus, this.media);
+      dim = this.around(focus, extra);
+    } else if (this.line) dim = new Set([...this.chain(this.line.a), ...this.chain(this.line.b)]);
+    else if (this.marked.length && this.selected < 0) dim = new Set(this.marked.flatMap((i) => this.chain(i)));
+    else if (this.hiddenKinds.size) dim = new Set(boxes.filter((box) => !this.hiddenKinds.has(box.kind)).map((box) => box.i));
+    this.painter.paint(this.view, this.size, this.palette, {
+      shown: this.shown, selected: this.selected, marked: this.marked.length > 400 ? this.marked.slice(0, 400) : this.marked, line: this.line, lines: this.lines, extra, dim,
+      focus: this.line ? this.line.a : focus,
+    });
+    document.getElementById("zoom-level").textContent = `${this.view.k >= 0.1 ? Math.round(this.view.k * 100) : (this.view.k * 100).toFixed(1)} %`;
+    this.canvas.dataset.painted = String(1 + Number(this.canvas.dataset.painted || 0));
+  }
+
+  /* Whether looking at a box puts the rest into the background: not for what holds nearly everything. */
+  attended(i) { const box = this.model.boxes[i]; return box.kind !== "Host" && box.kind !== "Hardware" && box.kind !== "Elsewhere" && box.end - i < this.model.boxes.length * 0.7; }
+
+  chain(i) { return [...pathOf(this.model.boxes, i), i]; }
+
+  /* The focus, what it holds, what it is joined to, and the boxes around these. */
+  around(focus, extra) {
+    const { boxes } = this.model, seen = new Set(this.chain(focus));
+    for (let i = focus; i < boxes[focus].end; i++) seen.add(i);
+    const add = (i) => { for (const at of this.chain(i)) seen.add(at); if (boxes[i].role !== "frame" || boxes[i].end - i < 60) for (let at = i; at < boxes[i].end; at++) seen.add(at); };
+    const mine = (i) => i === focus || inside(boxes, i, focus) || (boxes[focus].group >= 0 && i === boxes[focus].group);
+    for (const line of [...this.lines, ...extra]) {
+      if (mine(line.a)) add(line.b);
+      if (mine(line.b)) add(line.a);
+    }
+    return seen;
+  }
+
+  at(event) {
+    const bounds = this.canvas.getBoundingClientRect();
+    return [event.clientX - bounds.left, event.clientY - bounds.top];
+  }
+
+  world(x, y) { return [(x - this.view.x) / this.view.k, (y - this.view.y) / this.view.k]; }
+
+  /* What is under the pointer: a card, else a line, else the frame. */
+  target(x, y) {
+    const { boxes } = this.model, [wx, wy] = this.world(x, y), box = boxAt(boxes, wx, wy, 5 / this.view.k);
+    if (box >= 0 && (boxes[box].role !== "frame" || boxes[box].folded)) return { box };
+    let best = 6 / this.view.k, line = null;
+    for (const candidate of this.lines) {
+      const distance = distanceTo(pointsOf(candidate), wx, wy);
+      if (distance < best) { best = distance; line = candidate; }
+    }
+    return line ? { box: -1, line } : { box };
+  }
+
+  listen() {
+    const { canvas } = this, pointers = new Map();
+    let moved = 0, spread = 0;
+    canvas.addEventListener("pointerdown", (event) => {
+      canvas.setPointerCapture(event.pointerId);
+      pointers.set(event.pointerId, this.at(event));
+      moved = 0; spread = 0;
+      this.tip();
+    });
+    canvas.addEventListener("pointermove", (event) => {
+      const [x, y] = this.at(event), before = pointers.get(event.pointerId);
+      if (!before) { this.hover(x, y); return; }
+      pointers.set(event.pointerId, [x, y]);
+      if (pointers.size === 2) {
+        const [[ax, ay], [bx, by]] = [...pointers.values()], now = Math.hypot(ax - bx, ay - by);
+        if (spread) this.zoom(now / spread, (ax + bx) / 2, (ay + by) / 2);
+        spread = now; moved = 10;
+        return;
+      }
+      moved += Math.abs(x - before[0]) + Math.abs(y - before[1]);
+      if (moved > 4) { canvas.classList.add("busy"); this.pan(x - before[0], y - before[1]); }
+    });
+    const release = (event) => {
+      if (!pointers.delete(event.pointerId)) return;
+      canvas.classList.remove("busy");
+      if (event.type === "pointerup" && moved <= 4) this.click(...this.at(event));
+    };
+    canvas.addEventListener("pointerup", release);
+    canvas.addEventListener("pointercancel", release);
+    canvas.addEventListener("pointerleave", () => { this.hovered = -1; this.tip(); this.repaint(); });
+    canvas.addEventListener("dblclick", (event) => {
+      const { box } = this.target(...this.at(event));
+      if (box < 0) return;
+      if (this.model.boxes[box].role === "group") this.zoomTo(box); else if (this.model.boxes[box].children.length) this.fold(box); else this.zoomTo(box);
+    });
+    canvas.addEventListener("wheel", (event) => {
+      event.preventDefault();
+      const [x, y] = this.at(event), unit = event.deltaMode === 1 ? 18 : 1;
+      if (event.shiftKey) this.pan(-(event.deltaX + event.deltaY) * unit, 0);
+      else this.zoom(Math.exp(-Math.max(-240, Math.min(240, event.deltaY * unit)) * (event.ctrlKey ? 0.008 : 0.0022)), x, y);
+    }, { passive: false });
+    document.addEventListener("keydown", (event) => this.key(event));
+    new ResizeObserver(() => this.resize()).observe(this.stage);
+    const press = (id, act) => document.getElementById(id).addEventListener("click", act);
+    press("zoom-in", () => this.zoom(1.3)); press("zoom-out", () => this.zoom(1 / 1.3)); press("fit", () => this.fit());
+    press("theme", () => this.setTheme(this.palette.dark ? "light" : "dark")); press("panel-toggle", () => this.togglePanel()); press("save", () => this.save());
+    addEventListener("beforeprint", () => this.print(true));
+    addEventListener("afterprint", () => this.print(false));
+    addEventListener("hashchange", () => this.obey(new URLSearchParams(location.hash.slice(1))));
+  }
+
+  hover(x, y) {
+    const { box, line } = this.target(x, y), { boxes } = this.model;
+    this.canvas.classList.toggle("over", !!line || box >= 0);
+    if (box !== this.hovered || line !== this.hoveredLine) {
+      this.hovered = box >= 0 && (boxes[box].role !== "frame" || boxes[box].folded || ["GPU", "NPU", "Process"].includes(boxes[box].kind)) ? box : -1;
+      this.hoveredLine = line;
+      this.repaint();
+    }
+    this.tip(x, y, box, line);
+  }
+
+  tip(x, y, box = -1, line = null) {
+    const tip = document.getElementById("tip"), { boxes, data } = this.model;
+    tip.hidden = box < 0 && !line;
+    if (tip.hidden) return;
+    if (line) tip.replaceChildren(element("b", { textContent: `${boxes[line.a].label} — ${boxes[line.b].label}` }), element("i", { textContent: [data.style.media[line.medium][0], line.label, counted(line.links.length, "edge")].filter(Boolean).join(" · ") }));
+    else {
+      const it = boxes[box], top = Object.entries(it.metrics).slice(0, 6).map(([name, value]) => `${nameOf(name)} ${human(name, value)}`).join(" · ");
+      const command = it.attributes.cmdline ? plain(Array.isArray(it.attributes.cmdline) ? it.attributes.cmdline.join(" ") : it.attributes.cmdline) : "";
+      tip.replaceChildren(element("b", { textContent: it.label }), element("i", { textContent: [it.synthetic ? "" : data.nouns[it.kind] || it.kind, it.role === "group" ? `${counted(it.count, "entity")} folded: ${it.rule}` : it.children.length ? `${counted(it.count, "entity")}` : "", it.lines[0]].filter(Boolean).join(" · ") }), top ? element("div", { textContent: top }) : null, command ? element("div", { textContent: command.length > 160 ? command.slice(0, 160) + "…" : command }) : null);
+    }
+    const { offsetWidth: w, offsetHeight: h } = tip;
+    tip.style.left = `${Math.max(4, Math.min(x + 14, this.size.width - w - 6))}px`;
+    tip.style.top = `${y + 18 + h > this.size.height ? Math.max(4, y - h - 12) : y + 18}px`;
+  }
+
+  click(x, y) {
+    const { box, line } = this.target(x, y);
+    this.canvas.focus({ preventScroll: true });
+    if (line) this.pick(line); else this.select(box);
+  }
+
+  key(event) {
+    if (event.target.closest("input, textarea, [role=tab]") || event.ctrlKey || event.metaKey || event.altKey) return;
+    const step = 80, arrows = { ArrowLeft: [step, 0], ArrowRight: [-step, 0], ArrowUp: [0, step], ArrowDown: [0, -step] };
+    const onCanvas = event.target === this.canvas || event.target === document.body;
+    if (arrows[event.key] && onCanvas) { if (event.shiftKey) this.walk(event.key); else this.pan(...arrows[event.key]); }
+    else if (event.key === "+" || event.key === "=") this.zoom(1.25);
+    else if (event.key === "-" || event.key === "_") this.zoom(0.8);
+    else if (event.key === "0" || event.key === "f") this.fit();
+    else if (event.key === "/") { this.search.input.focus(); this.search.input.select(); }
+    else if (event.key === "n") this.search.go(this.search.at + 1);
+    else if (event.key === "N") this.search.go(this.search.at - 1);
+    else if (event.key === "x" && this.selected >= 0) this.fold(this.selected);
+    else if (event.key === "t") this.setTheme(this.palette.dark ? "light" : "dark");
+    else if (event.key === "p") this.togglePanel();
+    else if (event.key === "Enter" && onCanvas && this.selected >= 0) this.zoomTo(this.selected);
+    else if (event.key === "Escape") { this.hovered = -1; this.line = null; this.search.clear(); this.select(-1); }
+    else return;
+    event.preventDefault();
+  }
+
+  /* From the selected box to the one around it, the first in it, or its neighbours. */
+  walk(key) {
+    const { boxes } = this.model;
+    if (!boxes.length) return;
+    if (this.selected < 0) { this.select(0, true); return; }
+    const box = boxes[this.selected], siblings = box.parent >= 0 ? boxes[box.parent].children : boxes.filter((b) => b.parent < 0).map((b) => b.i);
+    const at = siblings.indexOf(box.i);
+    const next = { ArrowUp: box.parent, ArrowDown: box.children[0], ArrowLeft: siblings[at - 1], ArrowRight: siblings[at + 1] }[key];
+    if (next !== undefined && next >= 0) this.select(next, true);
+  }
+
+  save() {
+    this.canvas.toBlob((blob) => {
+      const link = element("a", { href: URL.createObjectURL(blob), download: `${this.model.data.title.replace(/[^\w.-]+/g, "-") || "gpuflight"}.png` });
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    });
+  }
+
+  /* On paper: all of it, light, sharp. */
+  print(on) {
+    if (on) {
+      this.before = { view: this.view, fitted: this.fitted, dark: this.palette.dark };
+      this.setTheme("light");
+      this.size = { width: 1400, height: 870, ratio: 2 };
+      this.canvas.width = 2800;
+      this.canvas.height = 1740;
+      this.fit();
+      this.paint();
+    } else {
+      this.setTheme(this.before.dark ? "dark" : "light");
+      this.fitted = this.before.fitted;
+      this.view = this.before.view;
+      this.resize();
+    }
+  }
+}
+
+readData().then((data) => {
+  const viewer = new Viewer(unpack(data));
+  viewer.paint();
+  document.documentElement.dataset.ready = "yes";
+}).catch((error) => {
+  const message = document.getElementById("message");
+  message.textContent = `The picture could not be shown: ${error.message}`;
+  message.hidden = false;
+  document.documentElement.dataset.ready = "failed";
+  console.error(error);
+});
