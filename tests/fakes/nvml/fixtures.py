@@ -8,22 +8,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.nvml.build import FakeNvml, NoCompiler, fake_nvml
+from tests.fakes.nvml.world import Tree
 
 from gpuflight.collectors.gpu import NvmlCollector
 from gpuflight.graph import Graph
 from gpuflight.sources.clock import ManualClock
 from gpuflight.sources.nvml import Nvml, NvmlSnapshot
-from tests.fakes.nvml.build import FakeNvml, NoCompiler, fake_nvml
-from tests.fakes.nvml.world import Tree
 
 MakeFake = Callable[..., FakeNvml]
+MakeRig = Callable[..., "Rig"]
 
 
 class Rig:
     """The collector on a fake NVML and a tree of files, round by round. Real time passes for deadlines only."""
 
     def __init__(self, fake: FakeNvml | None, tree: Tree, **options: Any) -> None:
-        self.fake = fake
+        self.fake: Any = fake
         self.tree = tree
         self.clock = ManualClock()
         library = fake.library if fake is not None else str(tree.root / "libnvidia-ml.so.1")

@@ -61,7 +61,7 @@ class Tree:
         folder = self.root / f"proc/driver/nvidia/gpus/{address}"
         folder.mkdir(parents=True)
         (folder / "information").write_text(
-            f"Model: \t\t {model}\nIRQ:   \t\t 104\nGPU UUID: \t {uuid}\nBus Type: \t PCIe\nBus Location: \t {address}\n"
+            f"Model: \t\t {model}\nIRQ:   \t\t 104\nGPU UUID: \t {uuid}\nBus Location: \t {address}\n"
         )
 
     def world(self, nvml: Nvml, clock: ManualClock) -> World:

@@ -154,18 +154,14 @@ class Library:
 
     def call(self, function: str, *arguments: Any, what: str = "") -> Any:
         """Call an NVML function. Raises Refused, Lost or Broken; ``what`` says of which device, for ``doing``."""
-        if function in self._absent:
-            raise Refused(FUNCTION_NOT_FOUND)
         self._doing.text = f"{function} of {what}" if what else function
         try:
             return getattr(self.nv, function)(*arguments)
         except self.nv.NVMLError as error:
             raise self._sorted(function, error.value) from error
         except self.nv.NVMLLibraryMismatchError as error:
-            self._absent.add(function)
             raise Refused(FUNCTION_NOT_FOUND) from error
         except AttributeError as error:
-            self._absent.add(function)
             raise Refused(FUNCTION_NOT_FOUND, "the installed nvidia-ml-py is too old for it") from error
         finally:
             self._doing.text = ""
@@ -194,8 +190,6 @@ class Library:
             return Lost(reason_of(code))
         if code in (UNINITIALIZED, DRIVER_NOT_LOADED, LIB_RM_VERSION_MISMATCH):
             return Broken(f"{function}: {reason_of(code)}")
-        if code == FUNCTION_NOT_FOUND:
-            self._absent.add(function)
         return Refused(code)
 
     def close(self) -> None:
