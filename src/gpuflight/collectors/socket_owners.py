@@ -88,5 +88,5 @@ class SocketOwners:
         found = self._by_pid.get(pid)
         if found is None:
             stat = self._processes.get(pid)
-            found = self._by_pid[pid] = () if stat is None else (f"Process(pid={pid},start={stat.start})",)
+            found = self._by_pid[pid] = () if stat is None else (stat.id,)
         return found
