@@ -48,7 +48,9 @@ def machine() -> Graph:
             nodes.Host(hostname="node1", attributes={"kernel": "6.1.0"}),
             nodes.Container(container_id="c" * 64, attributes={"name": "train", "runtime": "docker"}),
             nodes.Process(pid=1, start=1, attributes={"name": "systemd"}),
-            nodes.Process(pid=10, start=5, attributes={"name": "python"}, metrics={"cpu_pct": 99.5, "rss_bytes": 2**31}),
+            nodes.Process(
+                pid=10, start=5, attributes={"name": "python"}, metrics={"cpu_pct": 99.5, "rss_bytes": 2**31}
+            ),
             nodes.Process(pid=11, start=6, attributes={"name": "python"}),
             nodes.Thread(tid=10, start=5, attributes={"name": "python"}),
             nodes.Socket(protocol="tcp", address="10.0.0.5:40000"),
@@ -81,7 +83,10 @@ def machine() -> Graph:
             edges.AttachedTo("GPU(uuid=GPU-a)", "PciDevice(0000:01:00.0)"),
             edges.AttachedTo("GPU(uuid=GPU-b)", "PciDevice(0000:02:00.0)"),
             edges.PcieLink(
-                "PciDevice(0000:00:01.0)", "PciDevice(0000:01:00.0)", {}, {"link_speed_gt_per_s": 32.0, "link_width": 16}
+                "PciDevice(0000:00:01.0)",
+                "PciDevice(0000:01:00.0)",
+                {},
+                {"link_speed_gt_per_s": 32.0, "link_width": 16},
             ),
             edges.PcieLink(
                 "PciDevice(0000:00:01.0)", "PciDevice(0000:02:00.0)", {}, {"link_speed_gt_per_s": 32.0, "link_width": 8}

@@ -129,9 +129,7 @@ def _part_of(draw: st.DrawFn, element: Any) -> Any:
     missing = [k for k in (*element.metrics, *element.attributes) if k not in kept_metrics and k not in kept_attributes]
     unknown = {k: "not read" for k in missing if draw(st.booleans())}
     unknown |= {k: v for k, v in (element.unknown or {}).items() if draw(st.booleans())}
-    return msgspec.structs.replace(
-        element, attributes=kept_attributes, metrics=kept_metrics, unknown=unknown or None
-    )
+    return msgspec.structs.replace(element, attributes=kept_attributes, metrics=kept_metrics, unknown=unknown or None)
 
 
 @st.composite

@@ -101,7 +101,9 @@ def test_contains_asks_for_equality_of_elements_not_only_of_ids() -> None:
 
 
 def test_the_left_graph_wins_a_contradiction_and_the_right_one_fills_gaps() -> None:
-    newer = nodes.Process(pid=1, start=1, attributes={"state": "R"}, metrics={"cpu_pct": 5.0}, unknown={"rss_bytes": "x"})
+    newer = nodes.Process(
+        pid=1, start=1, attributes={"state": "R"}, metrics={"cpu_pct": 5.0}, unknown={"rss_bytes": "x"}
+    )
     older = nodes.Process(
         pid=1, start=1, attributes={"state": "S", "exe": "/x"}, metrics={"cpu_pct": 9.0, "rss_bytes": 4}
     )

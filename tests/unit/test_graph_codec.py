@@ -11,6 +11,7 @@ import pytest
 import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.strategies import entities, graphs, json_values, texts
 
 from gpuflight.errors import InputError
 from gpuflight.graph import Graph, edges, nodes
@@ -18,7 +19,6 @@ from gpuflight.graph.codec import SCHEMA, decode_document, decode_graph, encode_
 from gpuflight.graph.edges import EDGE_KINDS
 from gpuflight.graph.load import load_graph, parse_graph
 from gpuflight.graph.nodes import NODE_KINDS
-from tests.strategies import entities, graphs, json_values, texts
 
 
 @given(graphs())
@@ -91,7 +91,9 @@ def test_kinds_that_nobody_declares_are_kept() -> None:
     text = json.dumps(
         {
             "schema": SCHEMA,
-            "nodes": [{"kind": "Toaster", "id": "Toaster(7)", "attributes": {"slots": 2}, "metrics": {"heat_watts": 3}}],
+            "nodes": [
+                {"kind": "Toaster", "id": "Toaster(7)", "attributes": {"slots": 2}, "metrics": {"heat_watts": 3}}
+            ],
             "edges": [{"kind": "Toasts", "source": "Toaster(7)", "target": "Toaster(7)", "attributes": {"a": 1}}],
         }
     )
@@ -110,7 +112,8 @@ def test_a_newer_schema_is_refused_with_both_numbers() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", "null", '{"schema": "x"}', '{"schema": 1, "nodes": 3}', '{"schema": 1, "nodes": [7]}', "\xff"]
+    "text",
+    ["", "{", "[]", "null", '{"schema": "x"}', '{"schema": 1, "nodes": 3}', '{"schema": 1, "nodes": [7]}', "\xff"],
 )
 def test_what_is_no_graph_is_an_input_error(text: str) -> None:
     with pytest.raises(InputError):

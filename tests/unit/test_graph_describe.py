@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 from hypothesis import given
+from tests.strategies import graphs
 
 from gpuflight.graph import Graph, edges, nodes
 from gpuflight.graph.describe import describe
 from gpuflight.graph.tree import Tree, natural_key, references
 from gpuflight.graph.units import human, quantity
 from gpuflight.graph.witty import load_witty
-from tests.strategies import graphs
 
 
 def test_the_small_machine(machine: Graph) -> None:
@@ -84,7 +84,9 @@ def test_a_limit_says_how_much_is_left_out(machine: Graph) -> None:
 
 def test_like_siblings_fold_and_unlike_ones_do_not() -> None:
     parent = nodes.Process(pid=1, start=1)
-    threads = [nodes.Thread(tid=n, start=1, attributes={"name": "worker"}, metrics={"cpu_pct": n}) for n in range(2, 42)]
+    threads = [
+        nodes.Thread(tid=n, start=1, attributes={"name": "worker"}, metrics={"cpu_pct": n}) for n in range(2, 42)
+    ]
     odd = nodes.Thread(tid=99, start=1, attributes={"name": "main"})
     graph = Graph([parent, *threads, odd], [edges.Own(parent.id, t.id) for t in (*threads, odd)])
     assert describe(graph).splitlines()[3:] == [

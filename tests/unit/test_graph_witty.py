@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.conftest import DATA
+from tests.strategies import json_values
 
 from gpuflight.errors import InputError
 from gpuflight.graph import edges, nodes
@@ -16,8 +18,6 @@ from gpuflight.graph.codec import decode_graph, encode_graph
 from gpuflight.graph.lift import lift
 from gpuflight.graph.witty import load_witty, looks_like_witty, read_witty
 from gpuflight.graph.witty_kinds import EDGES, NODES
-from tests.conftest import DATA
-from tests.strategies import json_values
 
 SAMPLE = json.loads((DATA / "witty" / "vllm-tp4-npu.json").read_bytes())
 
@@ -120,7 +120,9 @@ def test_the_environment_of_the_envelope_is_kept() -> None:
     assert read_witty({"env": env, "content": {"nodes": [], "edges": []}}).env == env
 
 
-@pytest.mark.parametrize("obj", [None, 7, [], {}, {"nodes": []}, {"schema": 1, "nodes": [], "edges": []}, {"nodes": [1]}])
+@pytest.mark.parametrize(
+    "obj", [None, 7, [], {}, {"nodes": []}, {"schema": 1, "nodes": [], "edges": []}, {"nodes": [1]}]
+)
 def test_what_is_not_witty_does_not_look_like_it(obj: Any) -> None:
     assert not looks_like_witty(obj)
 
@@ -182,7 +184,9 @@ def test_kinds_that_share_one_here_stay_told_apart() -> None:
         {
             "nodes": [],
             "edges": [
-                _edge("NumaAccessEdge", process, numa, numa_access_info={"total_pages": {"0": 9}}, proc_status={"x": 1}),
+                _edge(
+                    "NumaAccessEdge", process, numa, numa_access_info={"total_pages": {"0": 9}}, proc_status={"x": 1}
+                ),
                 _edge("AccessWithProcStatusEdge", process, numa, proc_status={**status, "x": 2}),
             ],
         }
@@ -208,7 +212,13 @@ def test_bandwidths_are_in_bytes_and_operations_per_second() -> None:
 
 
 def test_unknown_types_are_kept_and_counted() -> None:
-    stranger = {"entity_type": "FluxEntity", "entity_namespace": "local", "flux_id": "f1", "level": 3, "deep": {"a": [1]}}
+    stranger = {
+        "entity_type": "FluxEntity",
+        "entity_namespace": "local",
+        "flux_id": "f1",
+        "level": 3,
+        "deep": {"a": [1]},
+    }
     report = read_witty({"nodes": [stranger], "edges": [_edge("FluxEdge", stranger, _entity("PodEntity"))]})
     device = report.graph.nodes["Device(FluxEntity(flux_id=f1))"]
     assert device.attributes == {"reference_type": "FluxEntity", "flux_id": "f1", "level": 3, "deep.a": [1]}
@@ -245,7 +255,9 @@ def test_later_copies_of_a_node_fill_and_contradictions_are_counted() -> None:
     assert report.contradictions_count == 1
 
 
-@pytest.mark.parametrize("obj", [None, [], {}, {"nodes": 1, "edges": []}, {"content": 3}, {"nodes": []}, "text", {"edges": []}])
+@pytest.mark.parametrize(
+    "obj", [None, [], {}, {"nodes": 1, "edges": []}, {"content": 3}, {"nodes": []}, "text", {"edges": []}]
+)
 def test_what_is_no_graph_is_an_input_error(obj: Any) -> None:
     with pytest.raises(InputError):
         load_witty(obj)
@@ -264,8 +276,10 @@ def test_mutated_files_load_or_are_input_errors(data: st.DataObject) -> None:
         key: Any = data.draw(st.sampled_from(("nodes", "edges")))
         while data.draw(st.integers(0, 4)) and isinstance(place[key], dict | list) and place[key]:
             place = place[key]
-            key = data.draw(st.sampled_from(sorted(place))) if isinstance(place, dict) else data.draw(
-                st.integers(0, len(place) - 1)
+            key = (
+                data.draw(st.sampled_from(sorted(place)))
+                if isinstance(place, dict)
+                else data.draw(st.integers(0, len(place) - 1))
             )
         place[key] = data.draw(json_values())
     try:
@@ -299,7 +313,9 @@ def test_hostile_numbers_and_text() -> None:
 
 def test_a_foreign_host_is_not_ours() -> None:
     """Defect 4 of the reference system concerned these: same pid, other host."""
-    graph = load_witty({"nodes": [_entity("ProcessEntity"), _entity("ProcessEntity", entity_namespace="n2")], "edges": []})
+    graph = load_witty(
+        {"nodes": [_entity("ProcessEntity"), _entity("ProcessEntity", entity_namespace="n2")], "edges": []}
+    )
     assert list(graph.nodes) == ["Process(pid=7,start=0)", "Process(ns=n2,pid=7,start=0)"]
 
 

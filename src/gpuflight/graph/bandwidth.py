@@ -85,6 +85,13 @@ class Bandwidths:
         given = edge.metrics.get("expected_bytes_per_s")
         if given is not None and given > 0:
             return Bandwidth(bytes_per_s=float(given), basis="expected_bytes_per_s of the edge")
+        answer = self._computed(edge)
+        why = (edge.unknown or {}).get("expected_bytes_per_s")
+        if why is not None and not answer.unlimited:
+            return Bandwidth(reason=why, at_least_bytes_per_s=answer.at_least_bytes_per_s)
+        return answer
+
+    def _computed(self, edge: Edge) -> Bandwidth:
         source = self.nodes.get(edge.source)
         target = self.nodes.get(edge.target)
         match edge:
@@ -110,10 +117,6 @@ class Bandwidths:
                     answer = self._device(target)
                 if answer.bytes_per_s is None:
                     answer = Bandwidth(reason=f"nothing says what a {edge.kind} edge can carry")
-        if answer.bytes_per_s is None and edge.unknown and "expected_bytes_per_s" in edge.unknown:
-            return Bandwidth(
-                reason=edge.unknown["expected_bytes_per_s"], at_least_bytes_per_s=answer.at_least_bytes_per_s
-            )
         return answer
 
     def _pcie_link(self, edge: Edge, downstream: Entity | None) -> Bandwidth:

@@ -46,8 +46,8 @@ def lift(
     """All data streams between entities of the kinds ``level``, each underlying object once per pair, none to itself.
 
     An end is lifted to whoever holds it (Belong, RunOn and Host upwards, Own from threads) up to the nearest entity of
-    ``level``. A connection that says which process holds an end (attributes ``source_pids`` or ``target_pids``) is
-    lifted to these only. Ends that nobody of the level holds are left out, or stand for themselves if ``loose``; an
+    ``level``. A connection that says which processes hold an end (attributes ``source_processes`` and
+    ``target_processes``: ids) is lifted to these only. Ends that nobody of the level holds are left out, or stand for themselves if ``loose``; an
     object with more than ``fan_limit`` holders stands for itself always. O(nodes + edges) for a given limit.
     """
     lifter = _Lifter(graph, tuple(level), fan_limit, loose)
@@ -120,11 +120,13 @@ class _Lifter:
         return type(self.nodes.get(node_id)) in HUBS
 
     def _use_hub(self, hub_id: str, user: str, edge: Edge) -> None:
-        """``SendTo`` says a direction; for ``Access`` its attribute ``mode`` does (r, w, rw; absent: both)."""
+        """``SendTo`` says a direction; for ``Access`` its attribute ``ends`` does (r, w, rw; absent: both)."""
         hub = self.hubs.setdefault(hub_id, _Hub())
-        mode = str(edge.attributes.get("mode") or "rw") if isinstance(edge, Access) else "rw"
-        writes = "w" in mode if isinstance(edge, Access) else edge.target == hub_id
-        reads = "r" in mode if isinstance(edge, Access) else edge.source == hub_id
+        if isinstance(edge, Access):
+            ends = str(edge.attributes.get("ends") or "rw")
+            writes, reads = "w" in ends, "r" in ends
+        else:
+            writes, reads = edge.target == hub_id, edge.source == hub_id
         for holder in self._ends(user, ()):
             if writes:
                 hub.writers[holder] = None
@@ -155,8 +157,8 @@ class _Lifter:
                     self._record(source, target, directed, hub_id, kind, metrics)
 
     def _connect(self, edge: Edge) -> None:
-        sources = self._ends(edge.source, edge.attributes.get("source_pids"))
-        targets = self._ends(edge.target, edge.attributes.get("target_pids"))
+        sources = self._ends(edge.source, edge.attributes.get("source_processes"))
+        targets = self._ends(edge.target, edge.attributes.get("target_processes"))
         done = set()
         for source in sources:
             for target in targets:
@@ -167,13 +169,12 @@ class _Lifter:
                 first, second, directed = _direction(source, target, True, back or not edge.directed)
                 self._record(first, second, directed, edge.id, edge.kind, (edge.metrics,) if edge.metrics else ())
 
-    def _ends(self, node_id: str, pids: object) -> tuple[str, ...]:
-        """Who stands for one end. ``pids`` narrows several holders down to those that really have this connection."""
+    def _ends(self, node_id: str, processes: object) -> tuple[str, ...]:
+        """Who stands for one end. ``processes``: the ids of those of its holders that really have this connection."""
         holders = self.holders(node_id)
-        if pids and len(holders) > 1:
-            wanted = set(pids) if isinstance(pids, list | tuple) else {pids}
-            narrowed = tuple(holder for holder in holders if getattr(self.nodes[holder], "pid", None) in wanted)
-            holders = narrowed or holders
+        if isinstance(processes, list | tuple) and processes:
+            named = [holder for process in processes if process in self.nodes for holder in self.holders(process)]
+            holders = tuple(dict.fromkeys(named)) or holders
         if len(holders) > self.fan_limit or (not holders and self.loose):
             return (node_id,)
         return holders

@@ -22,6 +22,7 @@ from gpuflight.graph.bandwidth import Bandwidth, Bandwidths
 from gpuflight.graph.edges import (
     Access,
     Affinity,
+    AttachedTo,
     Belong,
     NumaAccess,
     NumaSetContain,
@@ -258,8 +259,10 @@ def _trace(state: int, came: dict[int, tuple[int, int]]) -> list[int]:
 
 def _tier(edge: Edge, graph: Graph) -> int:
     """1: part of the machine's wiring. 2: flow between programs, and what holds its ends. 3: containment. 9: no way."""
-    if isinstance(edge, Proximity) or "ended_round" in edge.attributes:
+    if isinstance(edge, Proximity) or "ended_round" in edge.attributes or edge.attributes.get("ended") is True:
         return 9
+    if isinstance(edge, AttachedTo) and type(graph.nodes[edge.source]) is NvSwitch:
+        return 9  # the PCIe function of an NVSwitch is for its management, no data of a GPU passes it
     if isinstance(edge, NvLink) and edge.metrics.get("links_active_count") == 0:
         return 9
     if edge.category == "placement":
