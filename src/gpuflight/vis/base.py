@@ -20,6 +20,7 @@ from gpuflight.vis.model import LayoutGraph
 class LayoutOptions(Struct, kw_only=True):
     """What a layout is told besides the graph: what to write on the picture, and how much to fold.
 
+    ``notes`` are sentences that the picture must carry, such as where a capture was cut short.
     ``shown_processes_max``: beyond this many process boxes, those with the fewest connections fold as well.
     ``siblings_max``: at most this many boxes of one kind side by side in one box; the rest folds.
     ``depth_max``: boxes nested deeper than this stand side by side in one group.
@@ -31,6 +32,7 @@ class LayoutOptions(Struct, kw_only=True):
     findings: list[Finding] = field(default_factory=list)
     round_number: int = 0
     time_ns: int = 0
+    notes: list[str] = field(default_factory=list)
     shown_processes_max: int = 60
     siblings_max: int = 36
     depth_max: int = 12

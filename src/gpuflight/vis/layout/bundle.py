@@ -21,6 +21,7 @@ PORTS = frozenset(
 """What a line does not end at but at the box around it, once it stands in one."""
 
 _HOMES = frozenset(("Process", "Container", "Pod", "Unit", "GPU", "NPU", "Nic", "Disk", "RdmaDevice", "Session", "Host"))
+_WORKLOAD = frozenset(("Process", "Container", "Pod", "Unit"))
 PIPE_PAIRS_MAX = 16
 _SHORT = {"UnixSocket": "unix", "SharedMemory": "shm", "Pipe": "pipe", "MessageQueue": "queue", "Semaphore": "sem"}
 
@@ -112,6 +113,8 @@ class Bundles:
         if first is second:
             self.inside += 1
             return
+        if _says_nesting(first, second, medium) or _says_nesting(second, first, medium):
+            return
         swapped = (second.id, first.id) < (first.id, second.id)
         if swapped:
             first, second = second, first
@@ -148,16 +151,28 @@ class Bundles:
             box.child_links += 1
 
     def weigh(self) -> None:
-        """Set the weights: the logarithm of what flows, or of how many there are, among the lines of a medium."""
-        amounts: dict[str, list[tuple[Bundle, float]]] = defaultdict(list)
+        """Set the weights: what flows, or how many there are, against the most of the medium; three decades wide."""
+        amounts: dict[tuple[str, bool], list[tuple[Bundle, float]]] = defaultdict(list)
         for bundle in self.bundles.values():
             amount = _amount([self.links[index].metrics for index in bundle.links])
-            amounts[bundle.medium].append((bundle, math.log1p(amount[1] if amount else len(bundle.links))))
+            amounts[bundle.medium, amount is None].append((bundle, amount[1] if amount else len(bundle.links)))
         for found in amounts.values():
-            most = max(weight for _, weight in found)
-            least = min(weight for _, weight in found)
-            for bundle, weight in found:
-                bundle.weight = round((weight - least) / (most - least), 3) if most > least else 0.3
+            most = max(amount for _, amount in found)
+            for bundle, amount in found:
+                share = amount / most if most > 0 else 0.0
+                bundle.weight = round(max(0.0, 1 + math.log10(share) / 3), 3) if share > 0 else 0.0
+
+
+def _says_nesting(outer: Item, inner: Item, medium: str) -> bool:
+    """Whether the place of ``inner`` in ``outer`` says already that they are joined; work in work still talks."""
+    if inner.depth <= outer.depth or (medium != "fabric" and inner.kind in _WORKLOAD):
+        return False
+    if medium != "fabric" and inner.role == "group" and inner.children[0].kind in _WORKLOAD:
+        return False
+    above = inner.parent
+    while above is not None and above is not outer:
+        above = above.parent
+    return above is outer
 
 
 def _link(edge: Edge, kind: str, medium: str) -> Link:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ CHIP_KINDS = frozenset(
         "CpuPackage", "SharedMemory",
     )
 )  # fmt: skip
+_ARGUMENT = re.compile(r"(--?[\w-]+=)?[\w./:-]{1,40}")  # worth showing on its own: an option with its value, a word
 _INTERPRETERS = ("python", "bash", "sh", "dash", "node", "java", "perl", "ruby", "uv", "zsh")
 
 
@@ -208,8 +210,18 @@ def _mount_label(entity: Entity) -> str:
     return f"{getattr(entity, 'path', '')} ({kind})"[:200] if kind else str(getattr(entity, "path", ""))[:200]
 
 
+def _port_label(entity: Entity) -> str:
+    speed = finite(entity.metrics, "speed_bits_per_s")
+    words = [f"port {getattr(entity, 'port', '?')}", str(entity.attributes.get("state") or "").lower()]
+    if speed is not None:
+        words.append(human("speed_bits_per_s", speed))
+    return " · ".join(word for word in words if word)[:200]
+
+
 def _pci_label(entity: Entity) -> str:
     metrics = entity.metrics
+    if "switch" in str(entity.attributes.get("port_type", "")).lower():
+        return f"PCIe switch {getattr(entity, 'address', '')}"
     speed, lanes = finite(metrics, "link_speed_gt_per_s"), finite(metrics, "link_width")
     text = f"PCI {getattr(entity, 'address', '')}"
     if speed is not None and lanes is not None:
@@ -265,7 +277,7 @@ _LABELS: dict[str, Callable[[Entity], str]] = {
     "NPU": _gpu_label, "MigInstance": _gpu_label, "Mount": _mount_label, "PciDevice": _pci_label,
     "NumaSet": _kind_and("nodes", "NUMA nodes"), "NvSwitch": _kind_and("address", "NVSwitch"),
     "CpuPackage": _kind_and("index", "CPU package"), "Stream": _kind_and("stream", "stream"),
-    "Host": _kind_and("hostname", "host"),
+    "Host": _kind_and("hostname", "host"), "RdmaPort": _port_label,
 }  # fmt: skip
 _LINES: dict[str, Callable[[Entity], list[str]]] = {
     "Process": _process_lines, "Container": _holder_lines, "Pod": _holder_lines, "Unit": _holder_lines,
@@ -276,3 +288,22 @@ _BARS: dict[str, Callable[[dict[str, Any], dict[str, str]], list[Bar]]] = {
     "GPU": _gpu_bars, "NPU": _gpu_bars, "MigInstance": _gpu_bars, "Numa": _memory_bar, "Host": _memory_bar,
     "Container": _memory_bar, "Pod": _memory_bar, "Disk": _used_bar,
 }  # fmt: skip
+
+
+def tell_apart(siblings: list[Item]) -> None:
+    """Processes of one name under one parent: add the first argument in which all their command lines differ."""
+    alike: dict[str, list[Item]] = {}
+    for item in siblings:
+        if item.kind == "Process" and item.entity is not None:
+            alike.setdefault(item.label, []).append(item)
+    for members in alike.values():
+        if not 2 <= len(members) <= 64:
+            continue
+        lines = [arguments(item.entity) for item in members if item.entity is not None]
+        if len({len(words) for words in lines}) != 1:
+            continue
+        for words in zip(*lines, strict=True):
+            if len(set(words)) == len(members) and all(map(_ARGUMENT.fullmatch, words)):
+                for item, word in zip(members, words, strict=True):
+                    item.label = f"{item.label} {word.lstrip('-')}"[:200]
+                break

@@ -7,7 +7,7 @@ from collections import Counter
 from gpuflight.graph import Graph
 from gpuflight.vis.base import Layout, LayoutOptions
 from gpuflight.vis.layout.bundle import Bundle, Bundles, route_label
-from gpuflight.vis.layout.cards import write_card
+from gpuflight.vis.layout.cards import tell_apart, write_card
 from gpuflight.vis.layout.fold import fold
 from gpuflight.vis.layout.item import Item, set_depths, walk
 from gpuflight.vis.layout.order import order
@@ -37,6 +37,9 @@ class DefaultLayout(Layout):
         forest.build()
         score(forest)
         fold(forest)
+        for item in list(walk(forest.root)):
+            if len(item.children) > 1 and not item.folds:
+                tell_apart(item.children)
         root = forest.root
         set_depths(root)
         bundles = Bundles(forest)

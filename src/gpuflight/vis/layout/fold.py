@@ -17,7 +17,7 @@ from gpuflight.vis.visual import KIND_NOUN
 _WORKLOAD = frozenset(("Process", "Container", "Pod", "Unit"))
 _PORTS = {
     # kind: how many may stand beside each other before they fold
-    "Thread": 1, "Socket": 2, "UnixSocket": 1, "Pipe": 1, "MessageQueue": 3, "Semaphore": 2, "SharedMemory": 4,
+    "Thread": 1, "Socket": 2, "UnixSocket": 1, "Pipe": 1, "MessageQueue": 3, "Semaphore": 2, "SharedMemory": 2,
     "Stream": 4, "Kernel": 8, "RdmaQueuePair": 2, "RdmaMemoryRegion": 2, "RdmaProtectionDomain": 2,
     "RdmaQueuePairEndpoint": 4, "NumaSet": 1, "PciDevice": 1, "Mount": 2, "Device": 3,
 }  # fmt: skip
@@ -105,9 +105,9 @@ def _fold_ports(folder: _Folder) -> None:
             _fold_sockets(folder, members)
         elif len(members) > _PORTS[kind] and not (folder.box.kind == "Elsewhere" and kind == "Socket"):
             if kind == "SharedMemory":
-                members.sort(key=lambda item: (-item.score, -_size(item)))
-                shared = members[_PORTS[kind] - 1 :]
-                folder.group(kind, shared, f"{len(shared)} more shared memory segments", "the smaller ones")
+                total = sum(map(_size, members))
+                label = f"{len(members)} shared memory" + (f" · {human_bytes(total)}" if total else "")
+                folder.group(kind, members, label, "of one kind in one box")
             else:
                 folder.group(kind, members, plural(len(members), KIND_NOUN[kind]), "of one kind in one box")
 

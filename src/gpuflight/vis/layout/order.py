@@ -6,9 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from gpuflight.vis.layout.bundle import Bundle
-from gpuflight.vis.layout.item import Item, natural_key, walk
+from gpuflight.vis.layout.item import Item, natural_key, nearest, walk
 
 SWEEPS = 4
+_GROUND = frozenset(("Hardware",))
 _KIND_ORDER = {
     kind: rank
     for rank, kind in enumerate(
@@ -18,12 +19,25 @@ _KIND_ORDER = {
 }  # fmt: skip
 
 
+def _kind_rank(item: Item) -> int:
+    return _KIND_ORDER["GPU" if item.kind == "PciDevice" and item.children else item.kind] if item.kind in _KIND_ORDER else 99
+
+
+def _name_key(item: Item) -> tuple[tuple[int, int, str], ...]:
+    """By name; a PCIe switch by the first GPU under it."""
+    if item.kind == "PciDevice" and item.children:
+        keys = [natural_key(child.label) for child in item.children if child.kind in ("GPU", "NPU")]
+        if keys:
+            return min(keys)
+    return natural_key(item.label)
+
+
 def order(root: Item, bundles: Iterable[Bundle]) -> None:
     """Sort the children of every box: first by kind and name, then by where their other ends are."""
     boxes = [item for item in walk(root) if len(item.children) > 1]
     for box in boxes:
         box.children.sort(
-            key=lambda item: (item.folds, _KIND_ORDER.get(item.kind, 99), natural_key(item.label), natural_key(item.id), item.id)
+            key=lambda item: (item.folds, _kind_rank(item), _name_key(item), natural_key(item.id), item.id)
         )
     pulls: dict[Item, list[Item]] = defaultdict(list)
     for bundle in bundles:
@@ -34,7 +48,14 @@ def order(root: Item, bundles: Iterable[Bundle]) -> None:
             while item is not None and item is not box:
                 pulls[item].append(other)
                 item = item.parent
-    movable = [box for box in boxes if not box.folds and any(child in pulls for child in box.children)]
+    for item, others in pulls.items():
+        if item.ground:  # stands above the hardware it uses, whoever else it talks to
+            pulls[item] = [other for other in others if nearest(other, _GROUND) is not None] or others
+    movable = [
+        box
+        for box in boxes
+        if not box.folds and nearest(box, _GROUND) is None and any(child in pulls for child in box.children)
+    ]
     for _ in range(SWEEPS):
         for position, item in enumerate(walk(root)):
             item.order = float(position)

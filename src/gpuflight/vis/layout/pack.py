@@ -13,8 +13,11 @@ LINE = 15.0
 CHIP_H, CARD_MIN_W, CARD_MAX_W, CHIP_MAX_W = 20.0, 132.0, 236.0, 200.0
 PAD, CHIP_GAP, ROW_GAP = 12.0, 6.0, 22.0
 GOLDEN = 1.6  # width to height a box aims at
-FIELD_W, FIELD_H = 150.0, 46.0  # where a group draws its members
+GROUND_RATIO = 4.0  # the same of what stands on the hardware: side by side, so that lines go straight down
+FIELD_W, FIELD_H = 132.0, 30.0  # where a group draws its members
+DEVICE_SCALE = 0.8  # what is inside a device (its PCI function, its ports) is drawn smaller
 CHIP_FIELD_W = 44.0  # the same of a group that is itself a chip
+_DEVICES = frozenset(("GPU", "NPU", "Nic", "RdmaDevice", "Disk"))
 _ENDPOINTS = frozenset(
     ("Thread", "Socket", "UnixSocket", "Pipe", "MessageQueue", "Semaphore", "Stream", "RdmaQueuePair", "RdmaMemoryRegion",
      "RdmaProtectionDomain", "PciDevice", "NumaSet", "Mount", "SharedMemory", "Device", "RdmaQueuePairEndpoint")
@@ -64,7 +67,7 @@ def _size_group(item: Item) -> None:
         item.w, item.h = text + field_w + 6, CHIP_H
         left, top = text, 3.0
     else:
-        grow = min(1.8, max(0.7, math.sqrt(count / 24)))
+        grow = min(2.4 if item.score >= 1 else 1.25, max(0.8, math.sqrt(count / 24)))
         field_w, field_h = FIELD_W * grow, FIELD_H * grow
         item.header = 24 + LINE * len(item.lines)
         item.w = min(300.0, max(field_w + 16, width(item.label, TITLE) + 34))
@@ -91,24 +94,96 @@ def _size_frame(item: Item) -> None:
         least = max(least, min(360.0, max(width(line, TEXT) for line in item.lines) + 26))
     if item.bars:
         least = max(least, 176.0)
+    if item.kind in _DEVICES:
+        item.content_scale = DEVICE_SCALE
+        for child in item.children:
+            child.w *= DEVICE_SCALE
+            child.h *= DEVICE_SCALE
     children = sorted_children(item)
-    target = max(_target_width(item.children, _gap(item)), least - 2 * PAD)
-    inner_w, inner_h = _pack_rows(item, children, target, _gap(item))
+    ratio = _ratio(item)
+    target = max(_target_width(item.children, _gap(item), ratio), least - 2 * PAD)
+    if item.children[-1].kind == "Hardware" and len(item.children) > 1:
+        inner_w, inner_h = _pack_host(item, children, target)
+    else:
+        inner_w, inner_h = _pack_rows(item, children, target, _gap(item), ratio)
     item.w = max(least, inner_w + 2 * PAD)
     item.h = item.header + inner_h + PAD
+    if item.kind == "Hardware":
+        _stretch(item)
+
+
+def _ratio(item: Item) -> float:
+    if item.kind in _DEVICES:
+        return 1.0
+    if item.kind in ("Hardware", "PciDevice", "Numa"):
+        return GROUND_RATIO
+    if item.ground and item.kind != "Host":
+        return GROUND_RATIO if any(child.ground for child in item.children) else 1.0
+    return GOLDEN
+
+
+def _pack_host(item: Item, bands: list[list[Item]], target: float) -> tuple[float, float]:
+    """A host: its software above, its hardware band under it, both of about one width; the width that suits best."""
+    hardware = item.children[-1]
+    gap = _gap(item)
+    best: tuple[float, float, list[list[Item]]] | None = None
+    for option in filter(None, (bands, _beside(bands))):
+        for factor in (1.0, 0.75, 0.9, 1.15, 1.35, 1.6, 2.0):
+            w, h = _host_at(item, hardware, option, target * factor, gap)
+            ratio = w / h if h else 1.0
+            cost = w * h * (1 + 0.6 * abs(math.log(ratio / GOLDEN))) * _rows_penalty(option)
+            if best is None or cost < best[0] - 1e-6:
+                best = (cost, target * factor, option)
+    assert best is not None
+    w, h = _host_at(item, hardware, best[2], best[1], gap)
+    hardware.w = max(hardware.w, w)
+    _stretch(hardware)
+    return w, h
+
+
+def _host_at(item: Item, hardware: Item, bands: list[list[Item]], target: float, gap: float) -> tuple[float, float]:
+    target = max(target, max(child.w for band in bands for child in band if child is not hardware))
+    inner_w, inner_h = _place_bands(hardware, sorted_children(hardware), target - 2 * PAD, _gap(hardware))
+    hardware.w, hardware.h = inner_w + 2 * PAD, hardware.header + inner_h + PAD
+    return _place_bands(item, bands, target, gap)
+
+
+def _stretch(hardware: Item) -> None:
+    """Switches between GPUs are a rail as wide as what hangs on it, so that links go straight down."""
+    for child in hardware.children:
+        if _is_rail(child):
+            child.w = max(child.w, hardware.w - 2 * PAD)
+
+
+def _is_rail(item: Item) -> bool:
+    return item.kind == "NvSwitch" or (item.role == "group" and item.children[0].kind == "NvSwitch")
 
 
 def sorted_children(item: Item) -> list[list[Item]]:
     """Children in bands from top to bottom: chips, then boxes, then what is wired to the ground, then the ground."""
     bands: list[list[Item]] = [[], [], [], []]
     for child in item.children:
-        if child.kind == "Hardware":
+        if child.kind == "Hardware" or _is_rail(child):
             bands[3].append(child)
-        elif is_chip(child):
+        elif is_chip(child) or child.kind == "Elsewhere":
             bands[0].append(child)
+        elif item.kind in ("Numa", "PciDevice"):  # ground itself: what work above is wired to stands on top
+            bands[1 if _accelerates(child) else 2].append(child)
         else:
             bands[2 if child.ground else 1].append(child)
     return [band for band in bands if band]
+
+
+def _accelerates(item: Item) -> bool:
+    return item.kind in ("GPU", "NPU") or (item.kind == "PciDevice" and len(item.children) > 0)
+
+
+def _beside(bands: list[list[Item]]) -> list[list[Item]] | None:
+    """The bands with what is not wired to the ground to the right of what is, or None if there are not both."""
+    for at in range(1, len(bands)):
+        if bands[at][0].ground and not is_chip(bands[at - 1][0]) and bands[at - 1][0].kind != "Elsewhere":
+            return [*bands[: at - 1], bands[at] + bands[at - 1], *bands[at + 1 :]]
+    return None
 
 
 def _gap(item: Item) -> float:
@@ -116,29 +191,42 @@ def _gap(item: Item) -> float:
     return ROW_GAP + min(56.0, 2.5 * item.child_links / max(1.0, math.sqrt(len(item.children))))
 
 
-def _target_width(children: list[Item], gap: float) -> float:
+def _target_width(children: list[Item], gap: float, ratio: float = GOLDEN) -> float:
     area = sum((child.w + ROW_GAP) * (child.h + gap) for child in children)
-    return math.sqrt(area * GOLDEN)
+    return math.sqrt(area * ratio)
 
 
-def _pack_rows(item: Item, bands: list[list[Item]], target: float, gap: float) -> tuple[float, float]:
+def _pack_rows(
+    item: Item, bands: list[list[Item]], target: float, gap: float, aim: float = GOLDEN
+) -> tuple[float, float]:
     """Place the bands under each other at about ``target`` width; the best of a few widths when there are few."""
     widest = max((child.w for band in bands for child in band), default=0.0)
     count = sum(map(len, bands))
-    widths = [target] if count > 80 else [target * factor for factor in (1.0, 0.7, 0.85, 1.2, 1.5)]
-    best: tuple[float, float, float] | None = None
-    chosen = 0.0
-    for candidate in widths:
-        candidate = max(candidate, widest)
-        w, h = _place_bands(item, bands, candidate, gap)
-        ratio = w / h if h else 1.0
-        cost = w * h * (1 + 0.35 * abs(math.log(ratio / GOLDEN)))
-        if best is None or cost < best[0] - 1e-6:
-            best = (cost, w, h)
-            chosen = candidate
-    if best is None:
-        return 0.0, 0.0
-    return _place_bands(item, bands, chosen, gap)
+    widths = [target * factor for factor in (1.0, 0.7, 0.85, 1.2, 1.5, 2.0)]
+    if count > 80:
+        return _place_bands(item, bands, max(target, widest), gap)
+    best: tuple[float, float, list[list[Item]]] | None = None
+    for option in filter(None, (bands, _beside(bands))):
+        for candidate in widths:
+            candidate = max(candidate, widest)
+            w, h = _place_bands(item, option, candidate, gap)
+            ratio = w / h if h else 1.0
+            cost = w * h * (1 + 0.35 * abs(math.log(ratio / aim))) * _rows_penalty(option)
+            if best is None or cost < best[0] - 1e-6:
+                best = (cost, candidate, option)
+    assert best is not None
+    return _place_bands(item, best[2], best[1], gap)
+
+
+def _rows_penalty(bands: list[list[Item]]) -> float:
+    """What is wired to the ground should stand in one row, nothing of it or of its neighbours under it."""
+    penalty = 1.0
+    for band in bands:
+        if band[0].ground and not is_chip(band[0]):
+            rows = len({item.y for item in band if item.ground})
+            under = any(item.y > band[0].y + band[0].h for item in band if not item.ground)
+            penalty *= 1 + 0.3 * (rows - 1) + (0.8 if under else 0.0)
+    return penalty
 
 
 def _place_bands(item: Item, bands: list[list[Item]], target: float, gap: float) -> tuple[float, float]:

@@ -60,7 +60,7 @@ def route(bundles: Iterable[Bundle]) -> None:
 
 def _row(box: Item, child: Item) -> int:
     """Index of the row of ``box`` that ``child`` stands in, by its middle."""
-    return max(0, min(bisect_left([bottom for _, bottom in box.rows], child.y + child.h / 2), len(box.rows) - 1))
+    return max(0, min(bisect_left([bottom for _, bottom in box.rows], child.y - box.y + child.h / 2), len(box.rows) - 1))
 
 
 def _gutter(box: Item, upper: int, below_a: Item, below_b: Item) -> tuple[int, float, float]:

@@ -80,10 +80,10 @@ class Painter {
     g.globalAlpha = this.alphaOf(box);
     if (box.role === "frame" && !box.folded) {
       this.words(box, 9 * s, true);
-    } else if (box.h * k < 5) { // a speck: one of many in a group
-      g.fillStyle = colour;
-      g.globalAlpha *= 0.75;
-      g.fillRect(box.x, box.y, box.w, box.h);
+    } else if ((box.h / s < 22 ? 10.5 : 12) * s * k < READABLE) { // one of many in a group, or all is far away
+      this.shape(box, 5);
+      g.fillStyle = box.group >= 0 || box.h * k > 14 ? p.speck[box.category] : p.track[box.category];
+      g.fill();
     } else {
       const chip = box.h / s < 22, group = box.role === "group";
       if (group && box.h * k > 12) { // a second sheet behind
@@ -146,7 +146,7 @@ class Painter {
   bar(box, [label, fraction, words], x, y, width) {
     const g = this.context, p = this.palette, s = box.scale, h = 6 * s;
     g.font = `400 ${9.5 * s}px ${FONT}`; g.textAlign = "left"; g.fillStyle = p.soft;
-    g.fillText(label, x, y);
+    this.put(box, ["", label, 20 * s], x, y, 9.5 * s);
     const trackX = x + 29 * s, textW = Math.min(width - 60 * s, words.length * 5.4 * s + 4 * s), trackW = Math.min(box.w, 260 * s) - (trackX - box.x) - textW - 12 * s;
     g.fillStyle = p.track[box.category];
     g.beginPath(); g.roundRect(trackX, y - h / 2, trackW, h, h / 2); g.fill();
@@ -155,7 +155,7 @@ class Painter {
       g.beginPath(); g.roundRect(trackX, y - h / 2, Math.max(h, trackW * fraction), h, h / 2); g.fill();
     }
     g.fillStyle = p.ink;
-    g.fillText(words, trackX + trackW + 5 * s, y);
+    this.put(box, ["", words, g.measureText(words).width], trackX + trackW + 5 * s, y, 9.5 * s);
   }
 
   foldedNote(box) {
@@ -187,7 +187,7 @@ class Painter {
     const g = this.context;
     g.font = `${weight} ${size}px ${FONT}`;
     const fits = box.fits ||= {}, known = fits[key];
-    if (known && Math.abs(known[0] - room) < 0.01 * room) { g.fillText(known[1], x, y); return; }
+    if (known && Math.abs(known[0] - room) < 0.01 * room) { this.put(box, known, x, y, size); return; }
     let cut = words;
     if (g.measureText(cut).width > room) {
       let low = 0, high = cut.length;
@@ -198,8 +198,20 @@ class Painter {
       if (low > 0 && /[\ud800-\udbff]/.test(words[low - 1])) low--;
       cut = low ? words.slice(0, low) + "…" : "";
     }
-    fits[key] = [room, cut];
-    g.fillText(cut, x, y);
+    fits[key] = [room, cut, g.measureText(cut).width];
+    this.put(box, fits[key], x, y, size);
+  }
+
+  /* Words of a frame stand on its ground, so that lines pass behind them. */
+  put(box, [, words, width], x, y, size) {
+    const g = this.context;
+    if (box.role === "frame" && !box.folded) {
+      const ink = g.fillStyle;
+      g.fillStyle = this.palette.frame[box.category][0];
+      g.fillRect(x - 2 * box.scale, y - size * 0.62, width + 4 * box.scale, size * 1.22);
+      g.fillStyle = ink;
+    }
+    g.fillText(words, x, y);
   }
 
   lines(lines, faded) {

@@ -11,13 +11,14 @@ function makePalette(style, dark) {
   const palette = {
     dark, ground: css("--ground"), surface: css("--surface"), ink: css("--ink"), soft: css("--soft"), line: css("--line"),
     accent: css("--accent"), critical: css("--critical"), warn: css("--warn"), mark: css("--mark"),
-    category: {}, frame: {}, edge: {}, track: {},
+    category: {}, frame: {}, edge: {}, track: {}, speck: {},
   };
   const at = dark ? 2 : 1;
   for (const [key, entry] of Object.entries(style.categories)) {
     const colour = entry[at];
     palette.category[key] = colour;
     palette.frame[key] = [mix(colour, palette.surface, 0.05), mix(colour, palette.surface, dark ? 0.5 : 0.42)];
+    palette.speck[key] = mix(colour, palette.surface, 0.42);
     palette.track[key] = mix(colour, palette.surface, 0.16);
   }
   for (const [key, entry] of Object.entries(style.media)) palette.edge[key] = { colour: entry[at], dash: entry[3] ? entry[3].split(" ").map(Number) : [] };
