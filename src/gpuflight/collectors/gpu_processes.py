@@ -59,7 +59,7 @@ class PidMap:
                 try:
                     for inner in self._procfs.nspids(holder)[1:]:
                         self._by_nspid.setdefault(inner, []).append(holder)
-                except OSError:
+                except (OSError, ValueError):  # it ended, or its status has an unknown form
                     continue
         return self._holders
 

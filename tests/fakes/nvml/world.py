@@ -35,7 +35,7 @@ class Tree:
         (folder / "fd").mkdir(parents=True)
         fields = ["S", "1", str(pid), str(pid), *["0"] * 15, str(start), "1000000", "500", *["0"] * 28]
         (folder / "stat").write_text(f"{pid} ({comm}) {' '.join(fields)}\n")
-        (folder / "status").write_text(f"Name:\t{comm}\nPid:\t{pid}\nNSpid:\t{nspids or pid}\n")
+        (folder / "status").write_text(f"Name:\t{comm}\nPid:\t{pid}\nUid:\t0\t0\t0\t0\nNSpid:\t{nspids or pid}\n")
         for number, target in enumerate(opens.split(), 3):
             (folder / f"fd/{number}").symlink_to(target)
 

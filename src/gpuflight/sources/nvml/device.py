@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from msgspec.structs import replace
-
 from gpuflight.sources.nvml.library import (
     DEPRECATED,
     FUNCTION_NOT_FOUND,
@@ -58,7 +56,14 @@ class Device:
 
     def skeleton(self) -> Gpu:
         """What does not change: all that is left of a GPU once it is lost."""
-        return replace(self._static, facts=dict(self._static.facts), metrics=dict(self._static.metrics))
+        known = self._static
+        return Gpu(
+            uuid=known.uuid,
+            index=known.index,
+            address=known.address,
+            facts=dict(known.facts),
+            metrics=dict(known.metrics),
+        )
 
     def read(self, now_s: float, wall_us: int) -> Gpu:
         """Everything, now. Raises Lost (and remembers it) and Broken."""

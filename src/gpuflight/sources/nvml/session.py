@@ -47,12 +47,12 @@ class Session:
             if not device.lost:
                 try:
                     gpu = gpus[device.uuid] = device.read(now_s, wall_ns // 1000)
-                    self._known[device.uuid] = replace(device.skeleton(), unknown={})
+                    self._known[device.uuid] = device.skeleton()
                     gpu.index = device.index
                     continue
                 except Lost:
                     pass
-            gpus[device.uuid] = replace(device.skeleton(), state="lost", reason=device.lost, unknown={})
+            gpus[device.uuid] = replace(device.skeleton(), state="lost", reason=device.lost)
         nameless = dict(self._nameless)
         for uuid, gpu in self._known.items():
             if uuid not in gpus:
@@ -90,7 +90,7 @@ class Session:
                 continue
             device.lost = lost.get(device.uuid, "")
             devices.append(device)
-            self._known.setdefault(device.uuid, replace(device.skeleton(), unknown={}))
+            self._known.setdefault(device.uuid, device.skeleton())
         self._devices = devices
         if self._events is not None:
             self._events.close()
