@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import struct
 import subprocess
 import sys
 import threading
@@ -11,10 +12,13 @@ from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.clock import ManualClock
 from gpuflight.sources.nvml import Gpu, Nvml, NvmlSnapshot
+from gpuflight.sources.nvml.processes import _decode
 from gpuflight.sources.nvml.source import Backoff
 from gpuflight.sources.recording import Tape
 
@@ -420,3 +424,34 @@ def test_closing_twice_and_reading_again(make_rig: MakeRig) -> None:
     rig.nvml.close()
     rig.nvml.close()
     assert len(rig.snapshot().gpus) == 8
+
+
+_ENTRIES = st.lists(
+    st.tuples(st.integers(1, 4_194_304), st.integers(0, 1 << 36), st.integers(0, 7), st.integers(0, 7)), max_size=20
+)
+
+
+@given(_ENTRIES, st.sampled_from([16, 24, 32]), st.sampled_from([16, 24]))
+def test_any_layout_is_decoded_as_it_was_written(
+    entries: list[tuple[int, int, int, int]], size: int, usual: int
+) -> None:
+    """Whatever structure the driver wrote and whatever version it was asked for."""
+    written = b"".join(struct.pack("=I4xQIIQ", *entry, 0)[:size] for entry in entries)
+    raw = written + b"\xa5" * ((len(entries) * 2 + 5) * 32 - len(written))
+    found, garbled = _decode(raw, len(entries), usual, 1 << 40)
+    assert garbled == 0
+    assert [tuple(entry)[: 2 if size == 16 else 4] for entry in found] == [
+        entry[: 2 if size == 16 else 4] for entry in entries
+    ]
+
+
+def test_many_sessions_leave_no_thread_and_no_descriptor(make_rig: MakeRig) -> None:
+    rig = make_rig("h100x8")
+    rig.snapshot()
+    rig.nvml.close()
+    threads, descriptors = threading.active_count(), len(os.listdir("/proc/self/fd"))
+    for _ in range(30):
+        rig.snapshot()
+        rig.nvml.close()
+    assert threading.active_count() <= threads
+    assert len(os.listdir("/proc/self/fd")) <= descriptors
