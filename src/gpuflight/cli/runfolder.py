@@ -63,6 +63,8 @@ class RunFolder:
         line = encode_diff_line(completed) if follows else encode_round(completed)
         self._compressor.write(line + b"\n")
         self._compressor.flush(zstandard.FLUSH_BLOCK)
+        assert self._stream is not None  # noqa: S101 - open() was called
+        self._stream.flush()
         self._previous = completed.number
 
     def finish(self, last: Round, coverage: Any, config: Any) -> None:
