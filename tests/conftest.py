@@ -1,4 +1,4 @@
-"""What every test may ask for: the data folder, the witty-profiler fixture, a small machine; and the Hypothesis profiles."""
+"""What every test may ask for: data folder, witty-profiler fixture, a small machine; and the Hypothesis profiles."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Hypothesis strategies for entities, edges and graphs of every kind, hostile text included.
 
-``entities()`` and ``edges()`` give single elements, ``graphs()`` whole graphs, ``agreeing_graphs(n)`` several graphs that
-share elements and nowhere contradict each other, ``json_values()`` anything JSON can hold.
+``entities()`` and ``edges()`` give single elements, ``graphs()`` whole graphs, ``agreeing_graphs(n)`` several graphs
+that share elements and nowhere contradict each other, ``json_values()`` anything JSON can hold.
 """
 
 from __future__ import annotations

@@ -21,8 +21,8 @@ def test_the_small_machine(machine: Graph) -> None:
     assert text.splitlines()[:3] == [
         "graph: 17 nodes, 24 edges",
         "  PciDevice 3, Process 3, GPU 2, Numa 2, Socket 2, Container 1, Host 1, Nic 1, Pipe 1, Thread 1",
-        "  Affinity 4, Host 4, Own 3, AttachedTo 2, Belong 2, PcieLink 2, SendTo 2, Access 1, ConnectTo 1, NumaAccess 1,"
-        " NumaDistance 1, Proximity 1",
+        "  Affinity 4, Host 4, Own 3, AttachedTo 2, Belong 2, PcieLink 2, SendTo 2, Access 1, ConnectTo 1, "
+        "NumaAccess 1, NumaDistance 1, Proximity 1",
     ]
     lines = text.splitlines()
     for line in (

@@ -49,9 +49,9 @@ def test_questions_that_make_no_sense_are_input_errors(machine: Graph) -> None:
         neighbours(machine, "Process(pid=0,start=0)")
     with pytest.raises(InputError, match="depth of -1"):
         neighbours(machine, P10, -1)
-    with pytest.raises(InputError, match="'wires'.*deploy"):
+    with pytest.raises(InputError, match=r"'wires'.*deploy"):
         neighbours(machine, P10, 1, ["wires"])  # type: ignore[list-item]
-    with pytest.raises(InputError, match="'Toaster'.*GPU"):
+    with pytest.raises(InputError, match=r"'Toaster'.*GPU"):
         subgraph(machine, ["Toaster"])
 
 

@@ -47,8 +47,9 @@ def lift(
 
     An end is lifted to whoever holds it (Belong, RunOn and Host upwards, Own from threads) up to the nearest entity of
     ``level``. A connection that says which processes hold an end (attributes ``source_processes`` and
-    ``target_processes``: ids) is lifted to these only. Ends that nobody of the level holds are left out, or stand for themselves if ``loose``; an
-    object with more than ``fan_limit`` holders stands for itself always. O(nodes + edges) for a given limit.
+    ``target_processes``: ids) is lifted to these only. Ends that nobody of the level holds are left out, or stand for
+    themselves if ``loose``; an object with more than ``fan_limit`` holders stands for itself always.
+    O(nodes + edges) for a given limit.
     """
     lifter = _Lifter(graph, tuple(level), fan_limit, loose)
     for edge in graph.edges.values():

@@ -23,8 +23,8 @@ class Host(Entity, tag="Host", gc=False, kw_only=True):
 class Process(Entity, tag="Process", gc=False, kw_only=True):
     """A process: its pid *and* start time (clock ticks since boot), so that a reused pid is a new entity.
 
-    attributes: name (comm), cmdline (redacted), exe, state, ppid, uid, user, cgroup, nspids, netns, cpus_allowed, top_cpu.
-    metrics: cpu_pct (of one core, over the round), rss_bytes, threads_count, fds_count, major_faults_per_s,
+    attributes: name (comm), cmdline (redacted), exe, state, ppid, uid, user, cgroup, nspids, netns, cpus_allowed,
+    top_cpu. metrics: cpu_pct (of one core, over the round), rss_bytes, threads_count, fds_count, major_faults_per_s,
     context_switches_voluntary_per_s, context_switches_involuntary_per_s, io_read_bytes_per_s, io_write_bytes_per_s."""
 
     pid: int
@@ -123,7 +123,8 @@ class SharedMemory(Entity, tag="SharedMemory", gc=False, kw_only=True):
 
 
 class MessageQueue(Entity, tag="MessageQueue", gc=False, kw_only=True):
-    """A message queue: mechanism ``posix`` or ``sysv``, and its key. metrics: queued_bytes, messages_count, limit_bytes."""
+    """A message queue: mechanism ``posix`` or ``sysv``, and its key.
+    metrics: queued_bytes, messages_count, limit_bytes."""
 
     mechanism: str
     key: str
@@ -171,8 +172,8 @@ class NumaSet(Entity, tag="NumaSet", gc=False, kw_only=True):
 
 
 class GPU(Entity, tag="GPU", gc=False, kw_only=True):
-    """A GPU by UUID. attributes: name, index, minor, pci_address, serial, driver, cuda_driver, compute_capability, state
-    (``ok`` | ``lost``), mig_mode, persistence, ecc_mode, clock_event_reasons, numa_node, cpus (local CPUs), last_xid …
+    """A GPU by UUID. attributes: name, index, minor, pci_address, serial, driver, cuda_driver, compute_capability,
+    state (``ok`` | ``lost``), mig_mode, persistence, ecc_mode, clock_event_reasons, numa_node, cpus (local CPUs), last_xid …
 
     metrics: sm_util_pct, memory_util_pct, memory_total_bytes, memory_used_bytes, memory_reserved_bytes,
     memory_unattributed_bytes, sm_clock_hz, memory_clock_hz, sm_clock_max_hz, power_watts, power_limit_watts,
@@ -205,7 +206,8 @@ class NvSwitch(Entity, tag="NvSwitch", gc=False, kw_only=True):
 
 
 class NPU(Entity, tag="NPU", gc=False, kw_only=True):
-    """An NPU by index. attributes: name, pci_address, health, cpus. metrics: util_pct, memory_used_bytes, temperature_celsius …"""
+    """An NPU by index. attributes: name, pci_address, health, cpus.
+    metrics: util_pct, memory_used_bytes, temperature_celsius …"""
 
     index: int
 
@@ -214,8 +216,9 @@ class NPU(Entity, tag="NPU", gc=False, kw_only=True):
 
 
 class PciDevice(Entity, tag="PciDevice", gc=False, kw_only=True):
-    """A PCI function by address ``dddd:bb:dd.f`` (lower case). attributes: class_code, class_name, vendor_id, device_id,
-    driver, numa_node, cpus, port_type. metrics: link_speed_gt_per_s, link_width, link_speed_max_gt_per_s, link_width_max."""
+    """A PCI function by address ``dddd:bb:dd.f`` (lower case). attributes: class_code, class_name, vendor_id,
+    device_id, driver, numa_node, cpus, port_type.
+    metrics: link_speed_gt_per_s, link_width, link_speed_max_gt_per_s, link_width_max."""
 
     address: str
 
