@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _TOOL = "npu-smi"
 _RETRY_FACTOR = 4  # a tool that failed or hung is left alone for so many intervals
+_INITIAL_PID_NAMESPACE = 0xEFFFFFFC  # PROC_PID_INIT_INO of include/linux/proc_ns.h
 _NO_FIGURE = "npu-smi prints no figure for it"
 
 
@@ -137,6 +138,20 @@ class Npu(Collector):
         return nodes.NPU(index=chip.index, attributes=attributes, metrics=metrics, unknown=unknown or None)
 
     def _put_processes(self, info: NpuInfo, by_place: dict[tuple[int, int], str], batch: Batch) -> None:
+        if not info.processes:
+            return
+        try:
+            foreign = self._procfs.own_namespace("pid") != _INITIAL_PID_NAMESPACE
+        except (OSError, ValueError):
+            foreign = False  # a kernel without pid namespaces has only one
+        if foreign:
+            # The tool shows the host's pids everywhere. Here they mean nothing, or somebody else.
+            self.note(
+                "processes on NPUs are not known: npu-smi gives pids of the host",
+                "run in the host's pid namespace",
+                len(info.processes),
+            )
+            return
         processes = self._procfs.processes()
         used: dict[tuple[int, str], int] = {}
         for process in info.processes:
@@ -145,8 +160,7 @@ class Npu(Collector):
                 self.lose("processes on NPUs that are not listed")
                 continue
             if process.pid not in processes:
-                # In a container the tool still shows the host's pids; they mean nothing here.
-                self.lose("NPU processes that are not in this pid namespace, or ended")
+                self.lose("vanished processes")
                 continue
             key = (process.pid, target)
             used[key] = used.get(key, 0) + process.memory_bytes
