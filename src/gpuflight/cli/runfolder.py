@@ -37,7 +37,7 @@ class RunFolder:
         self.path = path
         self._force = force
         self._stream: IO[bytes] | None = None
-        self._compressor: Any = None
+        self._compressor = zstandard.ZstdCompressor(level=3)
         self._previous: int | None = None
 
     def open(self) -> None:
@@ -55,21 +55,19 @@ class RunFolder:
             raise InputError(f"{self.path}: exists and is not a folder") from error
         except OSError as error:
             raise InputError(f"{self.path}: cannot be written: {error.strerror}") from error
-        self._compressor = zstandard.ZstdCompressor(level=3).stream_writer(self._stream, closefd=False)
 
     def add(self, completed: Round) -> None:
         """Append a round to the stream: the first one, and any after a gap, whole; else what changed."""
         follows = self._previous is not None and completed.number == self._previous + 1
         line = encode_diff_line(completed) if follows else encode_round(completed)
-        self._compressor.write(line + b"\n")
-        self._compressor.flush(zstandard.FLUSH_BLOCK)
         assert self._stream is not None  # noqa: S101 - open() was called
+        # A frame for each round: whatever ends us, every round up to the last one is whole.
+        self._stream.write(self._compressor.compress(line + b"\n"))
         self._stream.flush()
         self._previous = completed.number
 
     def finish(self, last: Round, coverage: Any, config: Any) -> None:
         """Write everything else and put the stream under its name."""
-        self._compressor.close()
         assert self._stream is not None  # noqa: S101 - open() was called
         self._stream.flush()
         os.fsync(self._stream.fileno())
