@@ -17,6 +17,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -24,14 +25,16 @@ import networkx as nx
 import orjson
 
 from gpuflight.graph import edges, nodes
-from gpuflight.graph.codec import decode_graph, document, encode_graph, to_builtins
+from gpuflight.graph.codec import decode_graph, encode_graph, to_builtins
+from gpuflight.graph.rows import Rows
 from gpuflight.graph.store import LiveStore
 
 NodeReport = tuple[int, int, str, str, str, int, float, int]
-EdgeReport = tuple[int, int, float, int, float]
+EdgeReport = tuple[int, int, int, int, float]
+Reports = tuple[list[NodeReport], list[EdgeReport]]
 
 
-def reports(node_count: int, edge_count: int, changed_share: float) -> tuple[list[NodeReport], list[EdgeReport]]:
+def reports(node_count: int, edge_count: int, changed_share: float) -> Reports:
     """What collectors would have read: the same shape for every share of change."""
     shape, change = random.Random(1), random.Random(2)
     node_reports: list[NodeReport] = []
@@ -46,33 +49,41 @@ def reports(node_count: int, edge_count: int, changed_share: float) -> tuple[lis
             continue
         pairs.add(pair)
         value = len(edge_reports) if change.random() >= changed_share else len(edge_reports) + 1_000_000
-        edge_reports.append((*pair, value * 1.5, value, 12.5))
+        edge_reports.append((*pair, value * 1500, value % 7, (value % 4000) / 1000))
     node_reports += [node_reports[shape.randrange(node_count)] for _ in range(node_count // 4)]
     edge_reports += [edge_reports[shape.randrange(edge_count)] for _ in range(edge_count // 4)]
     return node_reports, edge_reports
 
 
-def construct(ids: list[str], node_reports: list[NodeReport], edge_reports: list[EdgeReport]) -> tuple[Any, Any]:
-    made_nodes = [
-        nodes.Process(
+class OurCollector:
+    """Turns reports into elements as the collectors do; unchanged rows give the object of the round before."""
+
+    def __init__(self, ids: list[str]) -> None:
+        self.ids = ids
+        self.node_rows = Rows(self._node)
+        self.edge_rows = Rows(self._edge)
+
+    @staticmethod
+    def _node(pid: int, start: int, name: str, cmdline: str, state: str, rss: int, cpu: float, threads: int) -> Any:
+        return nodes.Process(
             pid=pid,
             start=start,
             attributes={"name": name, "cmdline": cmdline, "state": state},
             metrics={"rss_bytes": rss, "cpu_pct": cpu, "threads_count": threads},
         )
-        for pid, start, name, cmdline, state, rss, cpu, threads in node_reports
-    ]
-    made_edges = [
-        edges.SendTo(ids[a], ids[b], metrics={"bytes_per_s": rate, "packets_count": packets, "rtt_ms": rtt})
-        for a, b, rate, packets, rtt in edge_reports
-    ]
-    return made_nodes, made_edges
+
+    def _edge(self, a: int, b: int, sent: int, retransmits: int, rtt: float) -> Any:
+        ids = self.ids
+        metrics = {"bytes_sent_count": sent, "retransmits_count": retransmits, "rtt_ms": rtt}
+        return edges.ConnectTo(ids[a], ids[b], metrics=metrics)
 
 
-def our_round(store: LiveStore, ids: list[str], data: tuple[list[NodeReport], list[EdgeReport]], number: int) -> Any:
+def our_round(store: LiveStore, collector: OurCollector, data: Reports, number: int) -> Any:
     gc.disable()  # as the core does for the length of a round
-    made_nodes, made_edges = construct(ids, *data)
-    result = store.advance(number, [made_nodes], [made_edges])
+    node_reports, edge_reports = data
+    result = store.advance(
+        number, [collector.node_rows.elements(node_reports)], [collector.edge_rows.elements(edge_reports)]
+    )
     gc.enable()
     return result
 
@@ -85,8 +96,10 @@ def networkx_graph(ids: list[str], node_reports: list[NodeReport], edge_reports:
             pid=pid, start=start, name=name, cmdline=cmdline, state=state,
             rss_bytes=rss, cpu_pct=cpu, threads_count=threads,
         )  # fmt: skip
-    for a, b, rate, packets, rtt in edge_reports:
-        graph.add_edge(ids[a], ids[b], key="SendTo", bytes_per_s=rate, packets_count=packets, rtt_ms=rtt)
+    for a, b, sent, retransmits, rtt in edge_reports:
+        graph.add_edge(
+            ids[a], ids[b], key="ConnectTo", bytes_sent_count=sent, retransmits_count=retransmits, rtt_ms=rtt
+        )
     return graph
 
 
@@ -108,7 +121,7 @@ def floor(ids: list[str], node_reports: list[NodeReport], edge_reports: list[Edg
     for report in node_reports:
         found["Process", "", report[0], report[1]] = report
     for edge in edge_reports:
-        found[ids[edge[0]], ids[edge[1]], "SendTo"] = edge
+        found[ids[edge[0]], ids[edge[1]], "ConnectTo"] = edge
     return found
 
 
@@ -123,20 +136,20 @@ def bench_round(node_count: int, edge_count: int, repeats: int) -> None:
     ids = [f"Process(pid={index},start={900_000 + index})" for index in range(node_count)]
     ours, peers, floors = [], [], []
     for _ in range(repeats):
-        store = LiveStore()
-        our_round(store, ids, first, 1)
+        store, collector = LiveStore(), OurCollector(ids)
+        our_round(store, collector, first, 1)
         gc.collect()
-        spent, result = cpu_ms(lambda: our_round(store, ids, second, 2))  # noqa: B023 - called at once
+        spent, result = cpu_ms(partial(our_round, store, collector, second, 2))
         ours.append(spent)
         counts = result.diff.counts()
-        del store, result
+        del store, collector, result
         gc.collect()
         spent, kept = cpu_ms(lambda: floor(ids, *second))
         floors.append(spent)
         del kept
         before = networkx_graph(ids, *first)
         gc.collect()
-        spent, (after, peer_counts) = cpu_ms(lambda: _networkx_round(before, ids, second))  # noqa: B023
+        spent, (after, peer_counts) = cpu_ms(partial(_networkx_round, before, ids, second))
         peers.append(spent)
         del before, after
         gc.collect()
@@ -149,7 +162,7 @@ def bench_round(node_count: int, edge_count: int, repeats: int) -> None:
     )
 
 
-def _networkx_round(live: Any, ids: list[str], data: tuple[list[NodeReport], list[EdgeReport]]) -> Any:
+def _networkx_round(live: Any, ids: list[str], data: Reports) -> Any:
     after = networkx_graph(ids, *data)
     counts = networkx_diff(live, after)
     live.update(edges=after.edges(keys=True, data=True), nodes=after.nodes(data=True))
@@ -159,7 +172,7 @@ def _networkx_round(live: Any, ids: list[str], data: tuple[list[NodeReport], lis
 def bench_json(node_count: int, edge_count: int, repeats: int) -> None:
     ids = [f"Process(pid={index},start={900_000 + index})" for index in range(node_count)]
     store = LiveStore()
-    graph = our_round(store, ids, reports(node_count, edge_count, 0.0), 1).graph
+    graph = our_round(store, OurCollector(ids), reports(node_count, edge_count, 0.0), 1).graph
     plain = to_builtins(graph)
     data = encode_graph(graph)
     assert len(orjson.dumps(plain)) == len(data)
@@ -181,7 +194,7 @@ def bench_memory(node_count: int, edge_count: int) -> None:
     data = reports(node_count, edge_count, 0.0)
     sizes = {}
     for name, build in (
-        ("ours", lambda: our_round(LiveStore(), ids, data, 1).graph),
+        ("ours", lambda: our_round(LiveStore(), OurCollector(ids), data, 1).graph),
         ("networkx", lambda: networkx_graph(ids, *data)),
     ):
         gc.collect()

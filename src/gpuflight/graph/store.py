@@ -1,9 +1,10 @@
 """The live store: what a host looked like in the last round, and how one round becomes the next.
 
-The reports of all collectors are deduplicated, compared with the round before, and the difference falls out of the same
-pass. Elements that did not change keep their very object, so that rounds share them; the dictionaries of a published
-graph are never touched again. The loops are written as ``map`` over whole columns because that keeps the per-element
-work inside the interpreter's C code (benchmarks/bench_graph.py has the figures).
+The reports of all collectors are deduplicated, merged, compared with the round before, and the difference falls out of
+the same pass. Most elements of a round are the very objects of the round before (``graph.rows``): those are recognised
+by identity alone, in C loops over whole columns, and only the rest is looked up by key (benchmarks/bench_graph.py).
+Elements that did not change keep their object, so that rounds share them; the dictionaries of a published graph are
+never touched again.
 """
 
 from __future__ import annotations
@@ -11,14 +12,14 @@ from __future__ import annotations
 import gc
 from collections.abc import Callable, Sequence
 from itertools import compress
-from operator import is_not, ne
+from operator import attrgetter, not_
 from typing import Any
 
 from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuflight.graph.diff import Change, Diff
-from gpuflight.graph.element import Edge, EdgeKey, Entity
+from gpuflight.graph.element import EMPTY, Edge, EdgeKey, Entity
 from gpuflight.graph.graph import Graph, merge_edges, merge_entities
 
 ENDED = "ended_round"
@@ -41,16 +42,14 @@ class LiveStore:
     """
 
     def __init__(self, tombstone_rounds: int = 3) -> None:
-        self.graph = Graph()
         self._tombstone_rounds = tombstone_rounds
-        self._ended_nodes: dict[str, int] = {}
-        self._ended_edges: dict[EdgeKey, int] = {}
+        self.clear()
 
     def clear(self) -> None:
         """Forget everything."""
         self.graph = Graph()
-        self._ended_nodes.clear()
-        self._ended_edges.clear()
+        self._nodes = _Table(attrgetter("id"), merge_entities, self._tombstone_rounds)
+        self._edges = _Table(attrgetter("key"), merge_edges, self._tombstone_rounds)
 
     def advance(self, number: int, nodes: Sequence[Sequence[Entity]], edges: Sequence[Sequence[Edge]]) -> Advance:
         """Make round ``number`` of the reports, each a sequence of batches, the most trusted collector's first."""
@@ -64,111 +63,148 @@ class LiveStore:
                 gc.enable()
 
     def _advance(self, number: int, nodes: Sequence[Sequence[Entity]], edges: Sequence[Sequence[Edge]]) -> Advance:
-        reported_nodes: dict[str, Entity] = {}
-        for batch in nodes:
-            _fold(reported_nodes, [entity.id for entity in batch], batch, merge_entities)
-        reported_edges: dict[EdgeKey, Edge] = {}
-        for edge_batch in edges:
-            _fold(reported_edges, _edge_keys(edge_batch), edge_batch, merge_edges)
-
-        new_nodes, nodes_added, nodes_changed = _compare(self.graph.nodes, reported_nodes)
-        nodes_removed = self._bury(number, new_nodes, reported_nodes, self._ended_nodes, nodes_changed)
-
-        new_edges, edges_added, edges_changed = _compare(self.graph.edges, reported_edges)
-        dangling = [e for e in edges_added if e.source not in new_nodes or e.target not in new_nodes]
+        node_step = self._nodes.step(number, nodes)
+        present = node_step.elements
+        edge_step = self._edges.step(number, edges)
+        dangling = [e.key for e in edge_step.added if e.source not in present or e.target not in present]
         if dangling:
-            for edge in dangling:
-                del new_edges[edge.key]
-                del reported_edges[edge.key]
-            edges_added = [edge for edge in edges_added if edge.key in new_edges]
-        edges_removed = self._bury(number, new_edges, reported_edges, self._ended_edges, edges_changed)
-        if nodes_removed:
-            gone = set(nodes_removed)
-            orphans = [key for key in new_edges if key[0] in gone or key[1] in gone]
-            if orphans:
-                known = self.graph.edges
-                for key in orphans:
-                    del new_edges[key]
-                    self._ended_edges.pop(key, None)
-                edges_added = [edge for edge in edges_added if edge.key in new_edges]
-                edges_changed = [step for step in edges_changed if step.after.key in new_edges]
-                edges_removed.extend(key for key in orphans if key in known)
-
-        self.graph = Graph.of(new_nodes, new_edges)
+            self._edges.withdraw(edge_step, dangling)
+        if node_step.removed:
+            gone = set(node_step.removed)
+            self._edges.withdraw(edge_step, [k for k in edge_step.elements if k[0] in gone or k[1] in gone])
+        self.graph = Graph.of(present, edge_step.elements)
         return Advance(
             graph=self.graph,
             diff=Diff(
-                nodes_added=nodes_added,
-                nodes_removed=nodes_removed,
-                nodes_changed=nodes_changed,
-                edges_added=edges_added,
-                edges_removed=edges_removed,
-                edges_changed=edges_changed,
+                nodes_added=node_step.added,
+                nodes_removed=node_step.removed,
+                nodes_changed=node_step.changed,
+                edges_added=edge_step.added,
+                edges_removed=edge_step.removed,
+                edges_changed=edge_step.changed,
             ),
             dangling_count=len(dangling),
         )
 
+
+class _Step(Struct):
+    """How one table became the next: ``elements`` is the new dictionary by key, ``before`` the one of the last round."""
+
+    before: dict[Any, Any]
+    elements: dict[Any, Any]
+    added: list[Any]
+    changed: list[Change]
+    removed: list[Any]
+
+
+class _Table:
+    """The nodes, or the edges, of the last round by key."""
+
+    def __init__(self, key: Callable[[Any], Any], merge: Callable[[Any, Any], Any], tombstone_rounds: int) -> None:
+        self._key = key
+        self._merge = merge
+        self._tombstone_rounds = tombstone_rounds
+        self._elements: dict[Any, Any] = {}
+        # id() of exactly the objects in _elements, less the tombstones: they are alive, so no other object has their id.
+        self._identities: set[int] = set()
+        self._ended: dict[Any, int] = {}
+
+    def step(self, number: int, batches: Sequence[Sequence[Any]]) -> _Step:
+        """Take the reports of one round; earlier batches take precedence."""
+        reported, again = self._fold(batches)
+        before = self._elements
+        elements = before.copy()
+        identities = self._identities
+        added, changed = [], []
+        kept_count = len(again)
+        for key, new in reported.items():
+            old = before.get(key)
+            if old is None:
+                added.append(new)
+            else:
+                kept_count += id(old) not in again
+                if old == new:
+                    continue
+                changed.append(Change(old, new))
+                identities.discard(id(old))
+            elements[key] = new
+            identities.add(id(new))
+        removed: list[Any] = []
+        if kept_count != len(before):
+            removed = self._bury(number, elements, reported, again, changed)
+        elif self._ended:
+            self._ended.clear()
+        self._elements = elements
+        return _Step(before, elements, added, changed, removed)
+
+    def withdraw(self, step: _Step, keys: list[Any]) -> None:
+        """Take elements out of a step again, as if they had not been reported (or had been removed)."""
+        out = set(keys)
+        for key in keys:
+            self._identities.discard(id(step.elements.pop(key)))
+            self._ended.pop(key, None)
+        step.added = [element for element in step.added if self._key(element) not in out]
+        step.changed = [change for change in step.changed if self._key(change.after) not in out]
+        step.removed.extend(key for key in keys if key in step.before)
+
+    def _fold(self, batches: Sequence[Sequence[Any]]) -> tuple[dict[Any, Any], set[int]]:
+        """The reports that are not objects of the last round, merged by key; and the identities of those that are."""
+        identities, elements, key_of, merge = self._identities, self._elements, self._key, self._merge
+        reported: dict[Any, Any] = {}
+        again: set[int] = set()
+        merged_with_old: set[Any] = set()
+        for batch in batches:
+            numbers = list(map(id, batch))
+            known = list(map(identities.__contains__, numbers))
+            fresh = list(compress(batch, map(not_, known)))
+            same_batch = set(compress(numbers, known)) if fresh else identities.intersection(numbers)
+            positions: dict[int, int] = {}
+            for key, new in zip(map(key_of, fresh), fresh, strict=True):
+                first = reported.setdefault(key, new)
+                if first is new and (old := elements.get(key)) is not None and key not in merged_with_old:
+                    # Reported unchanged as well? By a batch before this one, or by this one before this element?
+                    if id(old) in same_batch and id(old) not in again:
+                        positions = positions or dict(zip(reversed(numbers), range(len(numbers), 0, -1), strict=True))
+                        if positions[id(new)] < positions[id(old)]:
+                            continue
+                    elif id(old) not in again:
+                        continue
+                    first = old
+                    merged_with_old.add(key)
+                if first is not new:
+                    reported[key] = merge(first, new)
+            if again:
+                again |= same_batch
+            else:
+                again = same_batch
+        if again and reported:  # reported unchanged after something else had been reported
+            for key, new in reported.items():
+                if key not in merged_with_old and (old := elements.get(key)) is not None and id(old) in again:
+                    reported[key] = merge(new, old)
+        return reported, again
+
     def _bury(
-        self,
-        number: int,
-        current: dict[Any, Any],
-        reported: dict[Any, Any],
-        ended: dict[Any, int],
-        changed: list[Change],
+        self, number: int, elements: dict[Any, Any], reported: dict[Any, Any], again: set[int], changed: list[Change]
     ) -> list[Any]:
         """Mark what is no longer reported, remove what has been marked long enough; returns the removed keys."""
-        if len(current) == len(reported):
-            ended.clear()
-            return []
+        missing = [k for k, e in self._elements.items() if id(e) not in again and k not in reported]
+        ended, self._ended = self._ended, {}
         removed = []
-        missing = current.keys() - reported.keys()
-        for key in [key for key in ended if key not in missing]:  # came back
-            del ended[key]
-        # In the order of the graph, not of the set, so that equal rounds give equal bytes.
-        for key in sorted(missing):
-            since = ended.setdefault(key, number)
+        for key in missing:
+            since = ended.get(key, number)
+            before = elements[key]
             if number - since >= self._tombstone_rounds:
-                del current[key]
-                del ended[key]
+                del elements[key]
+                self._identities.discard(id(before))
                 removed.append(key)
-            elif since == number:
-                before = current[key]
-                after = replace(before, attributes={**before.attributes, ENDED: number}, metrics={}, unknown=None)
-                current[key] = after
+                continue
+            self._ended[key] = since
+            if since == number:
+                after = replace(before, attributes={**before.attributes, ENDED: number}, metrics=EMPTY, unknown=None)
+                elements[key] = after
+                self._identities.discard(id(before))
                 changed.append(Change(before, after))
         return removed
 
 
-def _edge_keys(batch: Sequence[Edge]) -> list[EdgeKey]:
-    # The kind is read from the class, once per class rather than once per edge.
-    kinds: dict[type[Edge], str] = {cls: cls.__struct_config__.tag for cls in set(map(type, batch))}  # type: ignore[attr-defined]
-    if len(kinds) == 1:
-        kind = next(iter(kinds.values()))
-        return [(edge.source, edge.target, kind) for edge in batch]
-    return [(edge.source, edge.target, kinds[type(edge)]) for edge in batch]
-
-
-def _fold(into: dict[Any, Any], keys: list[Any], batch: Sequence[Any], merge: Callable[[Any, Any], Any]) -> None:
-    """Add a batch; where a key is known already, the known element takes what it lacks."""
-    firsts = list(map(into.setdefault, keys, batch))
-    again = list(map(is_not, firsts, batch))
-    for key, element in zip(compress(keys, again), compress(batch, again), strict=True):
-        known = into[key]
-        if known != element:
-            into[key] = merge(known, element)
-
-
-def _compare(before: dict[Any, Any], reported: dict[Any, Any]) -> tuple[dict[Any, Any], list[Any], list[Change]]:
-    """The graph's new dictionary (the old one, changes written over it), what is new, and what changed."""
-    news = list(reported.values())
-    olds = list(map(before.get, reported))
-    # Elements that a collector did not make anew are the same object: two passes, the first without looking inside.
-    keys = reported.keys()
-    for differ in (is_not, ne):
-        flags = list(map(differ, olds, news))
-        keys, olds, news = [list(compress(column, flags)) for column in (keys, olds, news)]  # type: ignore[assignment]
-    current = before.copy()
-    current.update(zip(keys, news, strict=True))
-    added = [new for old, new in zip(olds, news, strict=True) if old is None]
-    changed = [Change(old, new) for old, new in zip(olds, news, strict=True) if old is not None]
-    return current, added, changed
+__all__ = ["ENDED", "Advance", "EdgeKey", "LiveStore"]
