@@ -162,7 +162,7 @@ def test_n04_a_process_that_ended_meanwhile_is_skipped_and_counted(make_rig: Mak
     assert [e.source for e in graph.edges_of_kind(edges.Access)] == ["Process(pid=4101,start=1000)"]
     gpu = gpu_of(graph, "0")
     assert (gpu.metrics["processes_unmatched_count"], gpu.metrics["memory_unmatched_bytes"]) == (1, 100 << 20)
-    assert rig.collector.losses == {"processes on GPUs that ended before /proc was read": 1}
+    assert rig.collector.losses == {"processes on GPUs that /proc does not show": 1}
 
 
 def test_t29_pids_of_another_namespace_are_not_taken_for_ours(make_rig: MakeRig) -> None:
@@ -310,6 +310,20 @@ def test_n11_an_xid_is_an_event_with_its_time_and_no_sticky_gauge(make_rig: Make
         assert (gpu.attributes["last_xid"], gpu.attributes["last_xid_time"]) == (79, when)
     assert when == "2023-11-14T22:13:30.000Z"
     assert "last_xid" not in gpu_of(rig.graph(), "5").attributes
+
+
+def test_a_lost_gpu_does_not_hide_the_xids_of_others(make_rig: MakeRig) -> None:
+    """NVML ends the waiting for events of all GPUs with GPU_IS_LOST."""
+    rig = make_rig("h100x8")
+    rig.graph()
+    rig.fake.set("gpu 3", event="1 8 79", lost="yes")
+    lost = gpu_of(rig.graph(), "3")
+    assert (lost.attributes["state"], lost.attributes["events"]) == ("lost", ["xid 79"])
+    rig.fake.set("gpu 4", event="2 8 31")
+    graph = rig.graph()
+    assert gpu_of(graph, "4").attributes["events"] == ["xid 31"]
+    assert "XID events cannot be seen" not in rig.noted
+    assert gpu_of(graph, "3").attributes["last_xid"] == 79
 
 
 def test_xids_that_cannot_be_seen_are_unknown(make_rig: MakeRig) -> None:

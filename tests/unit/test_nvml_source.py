@@ -279,8 +279,10 @@ def test_n09_a_hanging_call_costs_the_deadline_once_and_no_second_thread(make_ri
 
 
 def test_n09_hanging_from_the_first_call_on_is_no_source(make_rig: MakeRig) -> None:
-    rig = make_rig("h100x8", {"system": {"hang.nvmlInit": "yes"}}, deadline_s=0.1)
-    with pytest.raises(SourceUnavailable, match=r"nvmlInit has not returned for 0\.1 s"):
+    rig = make_rig("h100x8", {"system": {"hang.nvmlInit": "yes"}}, first_deadline_s=0.1)
+    with pytest.raises(SourceUnavailable, match=r"nvmlInit has not returned for 0\.1 s .*persistence"):
+        rig.snapshot()
+    with pytest.raises(SourceUnavailable, match=r"for 5\.1 s"):
         rig.snapshot()
     rig.nvml.close()  # does not wait for it
     rig.fake.set("system", {"hang.nvmlInit": "no"})

@@ -220,7 +220,7 @@ class NvmlCollector(Collector):
                 unmatched,
             )
         elif unmatched:
-            self.lose("processes on GPUs that ended before /proc was read", unmatched)
+            self.lose("processes on GPUs that /proc does not show", unmatched)
         if gpu.processes_garbled_count:
             self.lose("entries of NVML's process list that make no sense", gpu.processes_garbled_count)
 

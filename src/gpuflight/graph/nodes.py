@@ -173,12 +173,17 @@ class NumaSet(Entity, tag="NumaSet", gc=False, kw_only=True):
 
 class GPU(Entity, tag="GPU", gc=False, kw_only=True):
     """A GPU by UUID. attributes: name, index, minor, pci_address, serial, driver, cuda_driver, compute_capability,
-    state (``ok`` | ``lost``), mig_mode, persistence, ecc_mode, clock_event_reasons, numa_node, cpus (local CPUs), last_xid …
+    state (``ok`` | ``lost`` | ``unreachable``) with state_reason, mig_mode, persistence, compute_mode, ecc_mode,
+    clock_event_reasons, fabric_state, numa_node (or numa_nodes), cpus (local CPUs), nvlink_version, nvlinks_down,
+    foreign_pidns, stale_reason, on_pci_bus, events (of this round), last_xid and last_xid_time …
 
     metrics: sm_util_pct, memory_util_pct, memory_total_bytes, memory_used_bytes, memory_reserved_bytes,
-    memory_unattributed_bytes, sm_clock_hz, memory_clock_hz, sm_clock_max_hz, power_watts, power_limit_watts,
-    temperature_celsius, pcie_gen, pcie_gen_max, pcie_width, pcie_width_max, pcie_rx_bytes_per_s, pcie_tx_bytes_per_s,
-    pcie_replays_count, ecc_uncorrected_count, ecc_corrected_count, rows_remapped_count, nvlink_active_count …"""
+    memory_unattributed_bytes (in use by no process that NVML lists), memory_unmatched_bytes (of processes that NVML
+    lists but /proc does not show), processes_count, sm_clock_hz, memory_clock_hz, sm_clock_max_hz, power_watts,
+    power_limit_watts, temperature_celsius, pcie_gen, pcie_gen_max, pcie_width, pcie_width_max, pcie_rx_bytes_per_s,
+    pcie_tx_bytes_per_s, pcie_replays_count, ecc_{corrected,uncorrected}_{volatile,aggregate}_count,
+    rows_remapped_{corrected,uncorrected}_count, row_remap_pending, row_remap_failed, throttled_{power,thermal}_pct,
+    nvlink_count, nvlink_active_count, nvlink_{rx,tx}_bytes_per_s, nvlink_errors_count, xid_events_count, age_s …"""
 
     uuid: str
 

@@ -639,5 +639,7 @@ API Result nvmlEventSetWait_v2(struct event_set *set, struct event_data *out, un
         *out = (struct event_data){set->gpu[i], type, data, UINT32_MAX, UINT32_MAX};
         return NVML_SUCCESS;
     }
+    for (int i = 0; i < MAX_GPUS; i++)
+        if (set->gpu[i] && machine_lost(set->gpu[i])) return NVML_GPU_IS_LOST;
     return NVML_TIMEOUT;
 }

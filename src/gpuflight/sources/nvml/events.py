@@ -36,6 +36,7 @@ class EventReader:
 
     def __init__(self, library: Library, devices: Sequence[Device]) -> None:
         self._library = library
+        self.devices = list(devices)
         self.reason = ""
         self._uuids: dict[int | None, str] = {}
         self._set: Any = None

@@ -25,6 +25,9 @@ LINK_BYTES_PER_S = {"1.0": 20e9, "2.0": 25e9, "2.2": 25e9, "3.0": 25e9, "3.1": 2
 160 GB/s, V100 6 links 300 GB/s, A100 12 links 600 GB/s, H100 18 links 900 GB/s, B200 18 links 1,800 GB/s. 6.0 is left
 out until a data sheet says how its links are counted."""
 
+_UP = (1, 2)
+"""NVML_NVLINK_STATE_ACTIVE and _SLEEP: a link that saves power is not down."""
+
 _REMOTE = {0: "gpu", 1: "npu", 2: "switch"}
 
 
@@ -88,7 +91,7 @@ class LinkReader:
                 state = self._call("nvmlDeviceGetNvLinkState", number)
             except Refused:
                 state = None
-        active = None if state is None else state == 1
+        active = None if state is None else state in _UP
         known = self._known.get(number)
         if known is None or known.active != active:
             known = self._identify(number, active, known)

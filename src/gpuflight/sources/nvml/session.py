@@ -7,7 +7,7 @@ from msgspec.structs import replace
 from gpuflight.sources.nvml.device import Device
 from gpuflight.sources.nvml.events import EventReader
 from gpuflight.sources.nvml.library import Broken, Doing, Library, Lost, Refused
-from gpuflight.sources.nvml.model import Gpu, NvmlSnapshot, Pair
+from gpuflight.sources.nvml.model import Event, Gpu, NvmlSnapshot, Pair
 from gpuflight.sources.nvml.pairs import read_pairs
 
 _PAIRS_EVERY_ROUNDS = 100
@@ -53,6 +53,7 @@ class Session:
                 except Lost:
                     pass
             gpus[device.uuid] = replace(device.skeleton(), state="lost", reason=device.lost)
+        events, events_reason = self._read_events(wall_ns)
         nameless = dict(self._nameless)
         for uuid, gpu in self._known.items():
             if uuid not in gpus:
@@ -66,8 +67,8 @@ class Session:
             cuda_version=cuda,
             gpus=list(gpus.values()),
             pairs=self._current_pairs(gpus),
-            events=self._events.read(wall_ns) if self._events is not None else [],
-            events_reason=self._events.reason if self._events is not None else "",
+            events=events,
+            events_reason=events_reason,
             nameless=list(nameless.items()),
         )
 
@@ -92,9 +93,21 @@ class Session:
             devices.append(device)
             self._known.setdefault(device.uuid, device.skeleton())
         self._devices = devices
-        if self._events is not None:
-            self._events.close()
-        self._events = EventReader(self.library, devices)
+
+    def _read_events(self, wall_ns: int) -> tuple[list[Event], str]:
+        """Events since the last round, and why there are none to be had. A lost GPU ends the waiting for all others, so
+        what it left is taken and then the set is made anew without it."""
+        alive = [device for device in self._devices if not device.lost]
+        reader, events = self._events, []
+        if reader is not None:
+            events = reader.read(wall_ns)
+            if reader.devices != alive:
+                reader.close()
+                reader = None
+        if reader is None:
+            reader = self._events = EventReader(self.library, alive)
+            events += reader.read(wall_ns)  # nothing yet, unless that it does not work
+        return events, reader.reason
 
     def _current_pairs(self, gpus: dict[str, Gpu]) -> list[Pair]:
         """Read again only when a GPU or a link came or went, and now and then: it is quadratic."""

@@ -23,6 +23,7 @@ LOST_FIRST_S = 30.0
 """A GPU that is lost does not come back by itself; initialising again only finds out whether somebody reset it."""
 
 HANG_HINT = "look for Xid messages in dmesg and for nvidia-smi hanging too: the GPU may need a reset, the host a reboot"
+SLOW_HINT = "without persistence mode (nvidia-smi -pm 1) the driver initialises every GPU anew, which takes its time"
 
 
 class Backoff:
@@ -51,9 +52,9 @@ class Nvml:
     """NVML, read once a round in a thread of its own.
 
     ``library``: path of the library, for tests; the usual one otherwise. ``deadline_s``: how long a round waits for
-    NVML. When it does not answer, or stops working, the last snapshot stands, with its age and the reason, for
-    ``expires_s``; then, as when it never worked, ``snapshot`` raises SourceUnavailable. It is initialised again with
-    growing pauses. Nothing is loaded before the first snapshot.
+    NVML; ``first_deadline_s`` while it is being initialised. When it does not answer, or stops working, the last
+    snapshot stands, with its age and the reason, for ``expires_s``; then, as when it never worked, ``snapshot`` raises
+    SourceUnavailable. It is initialised again with growing pauses. Nothing is loaded before the first snapshot.
     """
 
     def __init__(
@@ -63,12 +64,14 @@ class Nvml:
         clock: Clock | None = None,
         *,
         deadline_s: float = 2.0,
+        first_deadline_s: float = 4.0,
         expires_s: float = 60.0,
     ) -> None:
         self._path = library
         self._tape = tape
         self._clock = clock or SystemClock()
         self._deadline_s = deadline_s
+        self._first_deadline_s = first_deadline_s
         self._expires_s = expires_s
         self._watchdog = Watchdog("gpuflight-nvml")
         self._doing = Doing()
@@ -114,11 +117,12 @@ class Nvml:
         """A snapshot from this machine, within the deadline."""
         now_s = self._clock.monotonic_s()
         wall_ns = self._clock.wall_ns()
+        deadline_s = self._deadline_s if self._session is not None else self._first_deadline_s
         try:
-            snapshot = self._watchdog.run(lambda: self._work(now_s, wall_ns), self._deadline_s)
+            snapshot = self._watchdog.run(lambda: self._work(now_s, wall_ns), deadline_s)
         except StillBusy:
             if self._busy_since_s is None:
-                self._busy_since_s = now_s
+                self._busy_since_s = now_s - deadline_s  # counted on from the round in which it was waited for
             return self._stale(self._hanging(now_s), now_s)
         except SourceUnavailable as failure:
             self._busy_since_s = None
@@ -166,8 +170,10 @@ class Nvml:
             self._session = None
 
     def _hanging(self, now_s: float) -> SourceUnavailable:
-        since_s = now_s - (self._busy_since_s or now_s) + self._deadline_s
-        return SourceUnavailable(f"{self._doing.text or 'NVML'} has not returned for {since_s:.1f} s", HANG_HINT)
+        since_s = now_s - (self._busy_since_s or now_s)
+        doing = self._doing.text or "NVML"
+        hint = SLOW_HINT if doing == "nvmlInit" else HANG_HINT
+        return SourceUnavailable(f"{doing} has not returned for {since_s:.1f} s", hint)
 
     def _stale(self, failure: SourceUnavailable, now_s: float) -> NvmlSnapshot:
         last = self._last
