@@ -46,11 +46,14 @@ class Family:
     plugins: dict[str, type[Plugin]] = field(default_factory=dict)
     broken: list[Broken] = field(default_factory=list)
     discovered: bool = False
-    lock: threading.RLock = field(default_factory=threading.RLock)
+    # Two locks, since a thread that imports a plugin holds that module's import lock when it comes to ``add``: it must
+    # not wait there for one that is discovering, which may be waiting for the module.
+    discovery: threading.RLock = field(default_factory=threading.RLock)
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     def discover(self) -> None:
         """Import every module of the family's package and every entry point, once."""
-        with self.lock:
+        with self.discovery:
             if self.discovered:
                 return
             self.discovered = True
@@ -60,19 +63,24 @@ class Family:
                 self._load_entry_point(entry)
 
     def _scan(self, package_name: str) -> None:
-        package = importlib.import_module(package_name)
-        for module in pkgutil.walk_packages(package.__path__, package_name + "."):
-            try:
-                importlib.import_module(module.name)
-            except Exception as error:  # noqa: BLE001 - a broken plugin is listed, never fatal
-                self.broken.append(Broken(self.name, module.name.rpartition(".")[2], module.name, _one_line(error)))
+        pending = [importlib.import_module(package_name)]
+        while pending:  # not pkgutil.walk_packages, which imports packages itself and lets most errors through
+            package = pending.pop()
+            for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
+                try:
+                    loaded = importlib.import_module(module.name)
+                except (Exception, SystemExit) as error:  # noqa: BLE001 - a broken plugin is listed, never fatal
+                    self.broken.append(Broken(self.name, module.name.rpartition(".")[2], module.name, _one_line(error)))
+                    continue
+                if module.ispkg:
+                    pending.append(loaded)
 
     def _load_entry_point(self, entry: Any) -> None:
         try:
             loaded = entry.load()
             if not (isinstance(loaded, type) and issubclass(loaded, self.base)):
                 raise TypeError(f"{entry.value} is not a {self.base.__name__} class")
-        except Exception as error:  # noqa: BLE001 - see above
+        except (Exception, SystemExit) as error:  # noqa: BLE001 - see above
             self.broken.append(Broken(self.name, entry.name, entry.value, _one_line(error)))
 
     def add(self, plugin: type[Plugin]) -> None:

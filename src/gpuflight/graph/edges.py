@@ -53,8 +53,8 @@ class RunOn(Deploy, tag="RunOn", gc=False):
 
 
 class Access(DataStream, tag="Access", gc=False):
-    """A process uses a device, a memory segment, a queue, a file system. Process → GPU metrics:
-    memory_used_bytes, sm_util_pct, memory_util_pct."""
+    """A process uses a device, a memory segment, a queue, a file system. attributes: ends (r, w, rw, of queues), how.
+    metrics: of a GPU memory_used_bytes, sm_util_pct, memory_util_pct."""
 
 
 class SendTo(DataStream, tag="SendTo", gc=False):
