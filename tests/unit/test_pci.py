@@ -68,7 +68,20 @@ def test_expected_bandwidth_of_a_gen5_x16_link(tmp_path: Path) -> None:
     assert edge.metrics["expected_bytes_per_s"] == pytest.approx(32e9 * 16 * 128 / 130 / 8)
     assert edge.metrics["max_bytes_per_s"] == edge.metrics["expected_bytes_per_s"]
     inside = [e for e in graph.edges_of_kind(edges.PcieLink) if e.attributes.get("internal")]
-    assert inside and all("expected_bytes_per_s" in (e.unknown or {}) for e in inside)
+    disk = next(e for e in inside if e.target == "PciDevice(0000:12:03.0)")  # the port of the x4 disk
+    assert disk.metrics == {"expected_bytes_per_s": pytest.approx(16e9 * 4 * 128 / 130 / 8)}
+
+
+def test_the_way_from_a_gpu_to_the_card_beside_it_stays_inside_their_switch(tmp_path: Path) -> None:
+    from gpuflight.graph.paths import path
+
+    tree = Tree(tmp_path)
+    addresses = hgx_host(tree)
+    graph = capture(tree, Pci(), [gpu(0, addresses[0])])
+    found = path(graph, "GPU(uuid=GPU-0)", "PciDevice(0000:18:00.0)")  # the disk
+    assert found is not None and {hop.kind for hop in found.hops} == {"AttachedTo", "PcieLink"}
+    assert found.narrowest is not None and found.unknown_count == 0
+    assert found.narrowest.expected_bytes_per_s == pytest.approx(16e9 * 4 * 128 / 130 / 8)
 
 
 def test_a_link_that_runs_below_what_it_could(tmp_path: Path) -> None:
@@ -227,6 +240,14 @@ def test_cpus_of_the_driver_win_over_pci(tmp_path: Path) -> None:
     addresses = hgx_host(tree)
     graph = capture(tree, Pci(), [gpu(0, addresses[0], cpus="2-3")])
     assert ("GPU(uuid=GPU-0)", "Numa(1)", "Affinity") in graph
+
+
+def test_several_nodes_of_the_driver_are_not_joined_by_another(tmp_path: Path) -> None:
+    tree = Tree(tmp_path)
+    addresses = hgx_host(tree)
+    graph = capture(tree, Pci(), [gpu(0, addresses[0], numa_nodes=[1, 2]), gpu(7, addresses[7], numa_nodes=[1, 2])])
+    assert ("GPU(uuid=GPU-0)", "Numa(0)", "Affinity") not in graph
+    assert ("GPU(uuid=GPU-7)", "Numa(1)", "Affinity") in graph
 
 
 def test_a_gpu_without_a_pci_function_here_is_counted(tmp_path: Path) -> None:

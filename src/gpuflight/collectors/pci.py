@@ -43,6 +43,7 @@ _CLASS_NAMES = {
 }
 _WORTH_DRAWING = {0x01, 0x02, 0x03, 0x12}  # mass storage, network, display, processing accelerators
 _ALSO_WORTH = {0x0B40, 0x0C06}
+_PORTS = ("root_port", "switch_downstream")
 _NVIDIA, _NVSWITCH_CLASS = 0x10DE, 0x0680
 
 
@@ -117,7 +118,7 @@ class Pci(Collector):
     def seed(self) -> Batch:
         batch = Batch()
         roots: set[str] = set()
-        links: dict[str, PciLink] = {}
+        links = self._read_links()
         for function in self._shown.values():
             batch.nodes.append(self._device(function, links))
         for function in self._shown.values():
@@ -141,6 +142,19 @@ class Pci(Collector):
                 batch.edges.append(edges.Affinity(target, f"Numa({function.numa_node})"))
         batch.nodes.extend(_numa_anchors(batch))
         return batch
+
+    def _read_links(self) -> dict[str, PciLink]:
+        """The link above each device and upstream port; for a root or downstream port that is the one below it."""
+        assert self._tree is not None  # noqa: S101
+        links: dict[str, PciLink] = {}
+        for function in self._shown.values():
+            if function.port_type in _PORTS or not self._tree.has_link(function):
+                continue
+            links[function.address] = link = self._tree.link(function)
+            parent = self._shown.get(function.parent)
+            if parent is not None and parent.port_type in _PORTS:
+                links.setdefault(parent.address, link)
+        return links
 
     def _device(self, function: PciFunction, links: dict[str, PciLink]) -> Entity:
         assert self._tree is not None  # noqa: S101
@@ -168,8 +182,8 @@ class Pci(Collector):
             most = self._tree.capability(function)
             _put(metrics, unknown, "link_speed_max_gt_per_s", most.speed_gt_per_s, most.why)
             _put(metrics, unknown, "link_width_max", most.width, most.why)
-            if not function.is_bridge or function.port_type == "switch_upstream":
-                link = links[function.address] = self._tree.link(function)
+            link = links.get(function.address)
+            if link is not None:
                 _put(metrics, unknown, "link_speed_gt_per_s", link.speed_gt_per_s, link.why)
                 _put(metrics, unknown, "link_width", link.width, link.why)
         return nodes.PciDevice(
@@ -181,19 +195,19 @@ class Pci(Collector):
         what both ends could agree on: GT/s x lanes x line coding / 8 (graph.bandwidth has codes and their source).
         """
         assert self._tree is not None  # noqa: S101
-        if function.port_type == "switch_downstream":
-            # Upstream to downstream port is the inside of a switch; the port's link is the one below it.
-            why = "inside a switch: no link of its own"
-            return edges.PcieLink(source, target, {"internal": True}, {}, {"expected_bytes_per_s": why})
         metrics: dict[str, int | float] = {}
         unknown: dict[str, str] = {}
         link = links.get(function.address)
         if link is None:
-            why = "not a PCI Express device" if not self._tree.has_link(function) else "not read"
+            why = "not a PCI Express device" if not self._tree.has_link(function) else "no device below it is drawn"
             return edges.PcieLink(source, target, {}, {}, {"expected_bytes_per_s": why})
+        rate = pcie_bytes_per_s(link.speed_gt_per_s or 0.0, link.width or 0)
+        if function.port_type == "switch_downstream":
+            # Upstream to downstream port is the inside of a switch: no link, but no more than the port's own passes it.
+            _put(metrics, unknown, "expected_bytes_per_s", rate, link.why or "no such PCIe speed is known")
+            return edges.PcieLink(source, target, {"internal": True}, metrics, unknown or None)
         _put(metrics, unknown, "link_speed_gt_per_s", link.speed_gt_per_s, link.why)
         _put(metrics, unknown, "link_width", link.width, link.why)
-        rate = pcie_bytes_per_s(link.speed_gt_per_s or 0.0, link.width or 0)
         _put(metrics, unknown, "expected_bytes_per_s", rate, link.why or "no such PCIe speed is known")
         mine = self._tree.capability(function)
         parent = self._tree.functions.get(function.parent)
@@ -247,6 +261,10 @@ class Pci(Collector):
         given = entity.attributes.get("numa_node")
         if isinstance(given, int) and given >= 0:
             return given
+        several = entity.attributes.get("numa_nodes")
+        if isinstance(several, list | tuple) and several:
+            # The driver names more than one; PCI may say which of them, but not add another.
+            return function.numa_node if function is not None and function.numa_node in several else None
         cpus = entity.attributes.get("cpus")
         if isinstance(cpus, str) and cpus:
             try:

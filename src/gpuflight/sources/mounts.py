@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 from collections.abc import Iterable
 
@@ -220,6 +221,8 @@ class SpaceWatch:
                 answer = self._fs.statvfs(path)
             except OSError as error:
                 answer = error
+            except Exception as error:  # noqa: BLE001 - a thread that ends without an answer would pass for a dead server
+                answer = OSError(errno.EIO, f"{type(error).__name__}: {error}")
             with self._answered:
                 question.answer = answer
                 self._answered.notify_all()
