@@ -213,7 +213,7 @@ def route_label(bundle: Bundle, links: list[Link]) -> str:
         things = bundle.things.get(kind)
         if things and bundle.medium == "ipc":
             count = (len(things) + 1) // 2 if kind == "UnixSocket" else len(things)  # a pair is one connection
-            words.append(short if count == 1 else f"{count} {short}")
+            words.append(short if count == 1 else f"{short} ×{count}")
     if bundle.medium == "network":
         connections = sum(1 for index in bundle.links if links[index].kind == "ConnectTo") or len(bundle.links)
         words.append(f"{connections} conn." if connections > 1 else "")

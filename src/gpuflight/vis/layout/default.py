@@ -37,7 +37,7 @@ class DefaultLayout(Layout):
         forest.build()
         score(forest)
         fold(forest)
-        for item in list(walk(forest.root)):
+        for item in walk(forest.root):
             if len(item.children) > 1 and not item.folds:
                 tell_apart(item.children)
         root = forest.root
@@ -108,7 +108,7 @@ def _title(forest: Forest) -> str:
 def _boxes(root: Item) -> list[Box]:
     """The tree of items as boxes; built from the leaves up, without recursion."""
     made: dict[Item, Box] = {}
-    for item in reversed(list(walk(root))):
+    for item in reversed(walk(root)):
         if item is root:
             continue
         entity = item.entity
@@ -116,7 +116,7 @@ def _boxes(root: Item) -> list[Box]:
             id=item.id,
             kind=item.kind,
             label=item.label,
-            category=KIND_CATEGORY.get(item.kind, "group" if item.entity is None else "bus"),
+            category=_category(item),
             role="group" if item.folds else item.role,
             x=round(item.x, 2),
             y=round(item.y, 2),
@@ -138,6 +138,12 @@ def _boxes(root: Item) -> list[Box]:
             box.synthetic = True
         made[item] = box
     return [made[child] for child in root.children]
+
+
+def _category(item: Item) -> str:
+    """That of the kind; a group has that of its members."""
+    kind = item.children[0].kind if item.folds and item.children else item.kind
+    return KIND_CATEGORY.get(kind, "group" if item.entity is None else "bus")
 
 
 def root_missing(item: Item) -> frozenset[str]:

@@ -29,7 +29,7 @@ def fold(forest: Forest) -> None:
     """Put group boxes into the tree of ``forest``."""
     processes = sum(1 for item in forest.items.values() if item.kind == "Process" and item.parent is not None)
     crowded = processes > forest.options.shown_processes_max
-    for box in list(walk(forest.root)):
+    for box in walk(forest.root):
         if len(box.children) > 0:
             _fold_children(box, crowded, forest.options.siblings_max)
 
@@ -77,7 +77,7 @@ def _fold_children(box: Item, crowded: bool, siblings_max: int) -> None:
     if box.kind == "Elsewhere" and box.id == "elsewhere":
         _fold_peers(folder)
     _fold_hardware(folder)
-    _fold_workers(folder)
+    _fold_workers(folder, crowded)
     _fold_idle(folder, crowded)
     _fold_crowd(folder, siblings_max)
     folder.finish()
@@ -170,15 +170,20 @@ def _bare(item: Item) -> bool:
     return finite(entity.metrics, "speed_bits_per_s") is None or not entity.attributes.get("driver")
 
 
-def _fold_workers(folder: _Folder) -> None:
-    """Processes of one name under one parent that use no GPU and are known to no finding."""
+def _fold_workers(folder: _Folder, crowded: bool) -> None:
+    """Processes of one name under one parent that use no GPU and are known to no finding; those with children of their
+    own only where there are many."""
     by_name: dict[str, list[Item]] = defaultdict(list)
     for item in folder.rest:
-        if item.kind == "Process" and item.score < ALWAYS:
+        if item.kind == "Process" and item.score < ALWAYS and (crowded or not _has_work(item)):
             by_name[item.label].append(item)
     for name, members in by_name.items():
         if len(members) >= SAME_NAME_MIN:
             folder.group(f"same:{name}", members, f"{len(members)} × {name}", "same name, same parent, no GPU of their own")
+
+
+def _has_work(item: Item) -> bool:
+    return any(child.kind in _WORKLOAD or child.role == "group" for child in item.children)
 
 
 def _fold_idle(folder: _Folder, crowded: bool) -> None:

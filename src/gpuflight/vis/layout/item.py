@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
 from typing import TYPE_CHECKING
 
 from gpuflight.vis.model import Bar, Role
@@ -54,13 +54,18 @@ class Item:
         self.children.append(child)
 
 
-def walk(root: Item) -> Iterator[Item]:
+def walk(root: Item) -> list[Item]:
     """``root`` and everything under it, parents first, siblings in order; no recursion."""
+    found: list[Item] = []
+    add = found.append
     stack = [root]
+    pop, push = stack.pop, stack.extend
     while stack:
-        item = stack.pop()
-        yield item
-        stack.extend(reversed(item.children))
+        item = pop()
+        add(item)
+        if item.children:
+            push(item.children[::-1])
+    return found
 
 
 def common_ancestor(first: Item, second: Item) -> Item:
@@ -92,23 +97,14 @@ def set_depths(root: Item) -> None:
             child.depth = item.depth + 1
 
 
+_NUMBER = re.compile("([0-9]+)")
+
+
 def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
     """Sort key under which ``gpu10`` follows ``gpu9``."""
-    parts: list[tuple[int, int, str]] = []
-    digits = word = ""
-    for char in text[:80]:
-        if "0" <= char <= "9":
-            if word:
-                parts.append((1, 0, word))
-                word = ""
-            digits += char
-        else:
-            if digits:
-                parts.append((0, int(digits), ""))
-                digits = ""
-            word += char
-    if digits:
-        parts.append((0, int(digits), ""))
-    if word:
-        parts.append((1, 0, word))
-    return tuple(parts)
+    parts = _NUMBER.split(text[:80])
+    if len(parts) == 1:
+        return ((1, 0, text),)
+    return tuple(
+        (0, int(part), "") if at % 2 else (1, 0, part) for at, part in enumerate(parts) if part
+    )

@@ -34,10 +34,11 @@ def _name_key(item: Item) -> tuple[tuple[int, int, str], ...]:
 
 def order(root: Item, bundles: Iterable[Bundle]) -> None:
     """Sort the children of every box: first by kind and name, then by where their other ends are."""
-    boxes = [item for item in walk(root) if len(item.children) > 1]
+    everything = walk(root)
+    boxes = [item for item in everything if len(item.children) > 1]
     for box in boxes:
         box.children.sort(
-            key=lambda item: (item.folds, _kind_rank(item), _name_key(item), natural_key(item.id), item.id)
+            key=lambda item: (item.folds, _kind_rank(item), _name_key(item), len(item.id), item.id)
         )
     pulls: dict[Item, list[Item]] = defaultdict(list)
     for bundle in bundles:

@@ -13,6 +13,7 @@ LINE = 15.0
 CHIP_H, CARD_MIN_W, CARD_MAX_W, CHIP_MAX_W = 20.0, 132.0, 236.0, 200.0
 PAD, CHIP_GAP, ROW_GAP = 12.0, 6.0, 22.0
 GOLDEN = 1.6  # width to height a box aims at
+WIDE = 2.0  # the same of boxes that stand on a hardware band
 GROUND_RATIO = 4.0  # the same of what stands on the hardware: side by side, so that lines go straight down
 FIELD_W, FIELD_H = 132.0, 30.0  # where a group draws its members
 DEVICE_SCALE = 0.8  # what is inside a device (its PCI function, its ports) is drawn smaller
@@ -33,7 +34,7 @@ def is_chip(item: Item) -> bool:
 
 def pack(root: Item) -> None:
     """Set size and relative place of everything under ``root``, children before parents."""
-    for item in reversed(list(walk(root))):
+    for item in reversed(walk(root)):
         if item is root:
             continue
         if not item.children:
@@ -102,12 +103,17 @@ def _size_frame(item: Item) -> None:
     children = sorted_children(item)
     ratio = _ratio(item)
     target = max(_target_width(item.children, _gap(item), ratio), least - 2 * PAD)
-    if item.children[-1].kind == "Hardware" and len(item.children) > 1:
-        inner_w, inner_h = _pack_host(item, children, target)
+    hardware = next((child for child in item.children if child.kind == "Hardware"), None)
+    if hardware is not None and len(item.children) > 1:
+        inner_w, inner_h = _pack_host(item, hardware, children, target)
     else:
         inner_w, inner_h = _pack_rows(item, children, target, _gap(item), ratio)
     item.w = max(least, inner_w + 2 * PAD)
     item.h = item.header + inner_h + PAD
+    if item.kind in _DEVICES:
+        for child in item.children:  # ``place`` shrinks them
+            child.w /= DEVICE_SCALE
+            child.h /= DEVICE_SCALE
     if item.kind == "Hardware":
         _stretch(item)
 
@@ -119,12 +125,11 @@ def _ratio(item: Item) -> float:
         return GROUND_RATIO
     if item.ground and item.kind != "Host":
         return GROUND_RATIO if any(child.ground for child in item.children) else 1.0
-    return GOLDEN
+    return GOLDEN if item.kind == "Host" else WIDE
 
 
-def _pack_host(item: Item, bands: list[list[Item]], target: float) -> tuple[float, float]:
+def _pack_host(item: Item, hardware: Item, bands: list[list[Item]], target: float) -> tuple[float, float]:
     """A host: its software above, its hardware band under it, both of about one width; the width that suits best."""
-    hardware = item.children[-1]
     gap = _gap(item)
     best: tuple[float, float, list[list[Item]]] | None = None
     for option in filter(None, (bands, _beside(bands))):
@@ -200,18 +205,19 @@ def _pack_rows(
     item: Item, bands: list[list[Item]], target: float, gap: float, aim: float = GOLDEN
 ) -> tuple[float, float]:
     """Place the bands under each other at about ``target`` width; the best of a few widths when there are few."""
-    widest = max((child.w for band in bands for child in band), default=0.0)
+    if not bands:
+        return 0.0, 0.0
+    widest = max(child.w for band in bands for child in band)
     count = sum(map(len, bands))
     widths = [target * factor for factor in (1.0, 0.7, 0.85, 1.2, 1.5, 2.0)]
-    if count > 80:
+    if count > 80 or count == 1:
         return _place_bands(item, bands, max(target, widest), gap)
     best: tuple[float, float, list[list[Item]]] | None = None
-    for option in filter(None, (bands, _beside(bands))):
-        for candidate in widths:
-            candidate = max(candidate, widest)
+    for option in filter(None, (bands, _beside(bands) if count < 200 else None)):
+        for candidate in sorted({max(candidate, widest) for candidate in widths}):
             w, h = _place_bands(item, option, candidate, gap)
             ratio = w / h if h else 1.0
-            cost = w * h * (1 + 0.35 * abs(math.log(ratio / aim))) * _rows_penalty(option)
+            cost = w * h * (1 + 0.7 * abs(math.log(ratio / aim))) * _rows_penalty(option)
             if best is None or cost < best[0] - 1e-6:
                 best = (cost, candidate, option)
     assert best is not None

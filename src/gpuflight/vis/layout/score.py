@@ -48,7 +48,7 @@ def score(forest: Forest) -> None:
         for name in finding.entities:
             if name in items:
                 items[name].score += ALWAYS
-    order = list(walk(forest.root))
+    order = walk(forest.root)
     for item in order:
         if item.entity is not None:
             cpu = finite(item.entity.metrics, "cpu_pct")

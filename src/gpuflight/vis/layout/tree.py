@@ -206,7 +206,7 @@ class Forest:
         set_depths(self.root)
         limit = self.options.depth_max
         deep: dict[str, list[Item]] = {}
-        for item in list(walk(self.root)):
+        for item in walk(self.root):
             if item.depth == limit and item.children:
                 below = [inner for inner in walk(item) if inner is not item]
                 deep[item.id] = below

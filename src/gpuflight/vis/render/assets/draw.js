@@ -32,7 +32,12 @@ class Painter {
   }
 
   /* Whether what the reader looks at leaves this line or box in the background. */
-  faded(line) { return this.scene.dim && !(this.scene.dim.has(line.a) && this.scene.dim.has(line.b) && (line.a === this.scene.focus || line.b === this.scene.focus || inside(this.model.boxes, line.a, this.scene.focus) || inside(this.model.boxes, line.b, this.scene.focus))); }
+  faded(line) {
+    const { dim, focus } = this.scene, { boxes } = this.model;
+    if (!dim) return false;
+    if (!dim.has(line.a) || !dim.has(line.b)) return true;
+    return focus >= 0 && ![line.a, line.b].some((end) => end === focus || inside(boxes, end, focus) || boxes[focus].group === end);
+  }
 
   alphaOf(box) { return this.scene.dim && !this.scene.dim.has(box.i) ? 0.32 : 1; }
 
@@ -116,7 +121,10 @@ class Painter {
   words(box, left, framed) {
     const g = this.context, p = this.palette, s = box.scale, k = this.view.k * s;
     const chip = box.h / s < 22 && !framed, title = chip ? 10.5 : 12;
-    if (title * k < READABLE) return;
+    if (title * k < READABLE) {
+      if (framed && box.w * this.view.k > 80 && box.h * this.view.k > 36) this.farLabel(box);
+      return;
+    }
     const middle = box.y + (chip ? box.h / 2 : 13 * s), size = chip ? 11 : 14;
     this.glyph(this.kindOf(box), box.x + left, middle - size * s / 2, size * s, p.category[box.category]);
     const textX = box.x + left + (size + 5) * s;
@@ -130,6 +138,16 @@ class Painter {
     g.fillStyle = p.soft;
     for (let at = 0; at < box.lines.length; at++, y += 15 * s) this.text(box, at, box.lines[at], box.x + left, y, box.w - left - 8 * s, 10.5 * s, 400);
     for (let at = 0; at < box.bars.length; at++, y += 15 * s) this.bar(box, box.bars[at], box.x + left, y, box.w - left - 9 * s);
+  }
+
+  /* From afar a large frame still says what it is, in letters of the screen's size. */
+  farLabel(box) {
+    const g = this.context, size = 10.5 / this.view.k;
+    g.textBaseline = "middle"; g.textAlign = "left"; g.fillStyle = this.palette.ink;
+    const saved = box.fits;
+    box.fits = null; // another size: the cut for reading up close stays
+    this.text(box, "label", box.label, box.x + size * 0.5, box.y + size * 0.85, box.w - size, size, 600);
+    box.fits = saved;
   }
 
   kindOf(box) { return box.role === "group" ? (box.children.length ? this.model.boxes[box.children[0]].kind : "Group") : box.kind; }
@@ -179,7 +197,7 @@ class Painter {
     const g = this.context, out = 2 / this.view.k;
     g.beginPath();
     g.roundRect(box.x - out, box.y - out, box.w + 2 * out, box.h + 2 * out, 8 * box.scale);
-    g.lineWidth = width / this.view.k; g.strokeStyle = colour; g.stroke();
+    g.lineWidth = Math.min(width, Math.max(1, box.h * this.view.k / 4)) / this.view.k; g.strokeStyle = colour; g.stroke();
   }
 
   /* Text cut to its room with an ellipsis; the cut is measured once per box, since all of it scales. */
@@ -217,6 +235,7 @@ class Painter {
   lines(lines, faded) {
     const g = this.context, p = this.palette, s = this.seen, k = this.view.k;
     g.lineJoin = g.lineCap = "round";
+    const usual = this.scene.dim || k > 0.6 ? 0.8 : Math.max(0.22, 0.8 * Math.min(1, Math.sqrt(100 / lines.length))); // many lines from afar: lighter
     for (const line of lines) {
       const points = pointsOf(line);
       if (!points.length) continue;
@@ -224,7 +243,7 @@ class Painter {
       for (const [x, y] of points) { x0 = Math.min(x0, x); x1 = Math.max(x1, x); y0 = Math.min(y0, y); y1 = Math.max(y1, y); }
       if (x0 > s.x1 || x1 < s.x0 || y0 > s.y1 || y1 < s.y0) continue;
       const { colour, dash } = p.edge[line.medium], hot = line === this.scene.line;
-      g.globalAlpha = faded ? 0.12 : hot || line.extra ? 1 : 0.8;
+      g.globalAlpha = faded ? 0.12 : hot || line.extra ? 1 : usual;
       g.strokeStyle = g.fillStyle = colour;
       const width = Math.max((1.2 + 2.2 * line.weight + (hot ? 1.5 : 0)), 0.7 / k);
       g.lineWidth = width;
@@ -293,14 +312,15 @@ class Painter {
     for (let at = 1; at < points.length; at++) {
       const [x0, y0] = points[at - 1], [x1, y1] = points[at], level = Math.abs(y1 - y0) < 1;
       const length = Math.hypot(x1 - x0, y1 - y0);
-      if (line.curve || (level ? length > width + 6 : length > 20)) stretches.push([level ? 2 * length : length, (x0 + x1) / 2, (y0 + y1) / 2]);
+      if (!line.curve && !(level ? length > width + 6 : length > 20)) continue;
+      for (const share of line.curve ? [0.5] : [0.5, 0.25, 0.75]) stretches.push([(level ? 2 * length : length) - (share === 0.5 ? 0 : 0.1), x0 + (x1 - x0) * share, y0 + (y1 - y0) * share]);
     }
     stretches.sort((one, two) => two[0] - one[0]);
     for (const [, x, y] of stretches) {
       if (x < s.x0 || x > s.x1 || y < s.y0 || y > s.y1) continue;
       const spot = { x, y, w: width };
       if (taken.some((other) => Math.abs(other.x - x) < (other.w + width) / 2 + 2 && Math.abs(other.y - y) < 15)) continue;
-      if (line.extra || this.free(x - width / 2, y) && this.free(x + width / 2, y)) return spot;
+      if (line.extra || [-1, 0, 1].every((across) => [-1, 1].every((down) => this.free(x + across * width / 2, y + down * 7)))) return spot;
     }
     return null;
   }

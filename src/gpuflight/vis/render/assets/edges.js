@@ -76,8 +76,16 @@ function extraLines(model, shown, focus, media) {
       line.links.push(at);
     }
   }
-  for (const line of lines) if (line.links.length > 1) line.label += ` ×${line.links.length}`;
+  for (const line of lines) line.label = line.links.length > 1 ? `${line.label} ×${line.links.length}` : linkWords(links[line.links[0]]);
   return lines;
+}
+
+/* The one thing to say about a link: how near, how much, or its kind. */
+function linkWords(link) {
+  const [attributes = {}, metrics = {}] = link.facts;
+  if (attributes.distance) return plain(attributes.distance);
+  const amount = Object.keys(metrics).find((name) => /bytes|pct|rtt/.test(name)) || Object.keys(metrics)[0];
+  return amount ? `${nameOf(amount)} ${human(amount, metrics[amount])}` : link.kind;
 }
 
 function openGroup(boxes, i, focus) { return boxes[i].group === boxes[focus].group; }
@@ -89,6 +97,10 @@ function curveBetween(a, b) {
   if (gapY >= gapX) {
     const down = dy >= 0 ? 1 : -1, y0 = ay + down * a.h / 2, y1 = by - down * b.h / 2, bend = Math.max(16, Math.abs(y1 - y0) / 2) * down;
     return [ax, y0, ax, y0 + bend, bx, y1 - bend, bx, y1];
+  }
+  if (gapX > 60 && Math.abs(dy) < (a.h + b.h) / 2) { // over what stands between
+    const top = Math.min(a.y, b.y), rise = 18 + 0.07 * Math.abs(dx);
+    return [ax, a.y, ax, top - rise, bx, top - rise, bx, b.y];
   }
   const right = dx >= 0 ? 1 : -1, x0 = ax + right * a.w / 2, x1 = bx - right * b.w / 2, bend = Math.max(16, Math.abs(x1 - x0) / 2) * right;
   return [x0, ay, x0 + bend, ay, x1 - bend, by, x1, by];

@@ -62,7 +62,7 @@ class Panel {
     into.replaceChildren(element("h3", { textContent: "Lines" }));
     for (const [key, label, count] of data.media) into.append(row(this.stroke(palette.edge[key]), label, count, viewer.media[key], (on) => viewer.filterMedium(key, on)));
     if (!data.media.length) into.append(element("p", { className: "hint", textContent: "none" }));
-    into.append(element("p", { className: "hint", textContent: "Dashed placement lines also show while a box is looked at." }));
+    if (data.media.some(([, , , usual]) => !usual)) into.append(element("p", { className: "hint", textContent: "Dashed placement lines also show while a box is looked at." }));
     let category = "";
     for (const [kind, noun, of, count] of data.kinds) {
       if (of !== category) into.append(element("h3", { textContent: data.style.categories[category = of][0] }));
@@ -85,7 +85,7 @@ class Panel {
     if (!names.length) return [];
     return [element("h3", { textContent: title }), element("dl", {}, ...names.flatMap((name) => [
       element("dt", { textContent: unit ? nameOf(name) : name.replaceAll("_", " "), title: name }),
-      element("dd", { textContent: unit ? human(name, values[name]) : plain(values[name]), className: name === "cmdline" || name === "exe" ? "mono" : "" }),
+      element("dd", { textContent: unit ? human(name, values[name]) : name === "cmdline" && Array.isArray(values[name]) ? values[name].join(" ") : plain(values[name]), className: name === "cmdline" || name === "exe" ? "mono" : "" }),
     ]))];
   }
 
@@ -123,7 +123,9 @@ class Panel {
   }
 
   edgesOf(i) {
-    const { boxes, links } = this.model, parts = [], own = boxes[i].links.map((at) => links[at]);
+    const { boxes, links, data } = this.model, parts = [];
+    const ranks = new Map(data.media.map(([key], rank) => [key, rank])); // what flows, before what only stands
+    const own = boxes[i].links.map((at) => links[at]).sort((one, two) => ranks.get(one.medium) - ranks.get(two.medium) || one.i - two.i);
     for (const [title, some] of [["Out", own.filter((link) => link.directed && link.a === i)], ["In", own.filter((link) => link.directed && link.b === i && link.a !== i)], ["Between", own.filter((link) => !link.directed)]]) {
       if (some.length) parts.push(element("h3", { textContent: `${title} (${some.length})` }), ...this.edgeList(some, i));
     }

@@ -38,7 +38,7 @@ class Search {
     const { boxes, data } = this.model;
     this.list.replaceChildren(...this.matches.slice(0, RESULTS_MAX).map((i, at) => {
       const box = boxes[i], path = pathOf(boxes, i).map((parent) => boxes[parent].label);
-      const item = element("li", { role: "option", title: path.join(" › ") }, element("b", { textContent: box.label }), element("small", { textContent: `${data.nouns[box.kind] || box.kind}${path.length ? " · " + path[path.length - 1] : ""}` }));
+      const item = element("li", { role: "option", title: path.join(" › ") }, element("b", { textContent: box.label }), element("small", { textContent: [box.lines[0] || data.nouns[box.kind] || box.kind, path[path.length - 1]].filter(Boolean).join(" · in ") }));
       item.setAttribute("aria-selected", "false");
       item.addEventListener("click", () => this.go(at));
       return item;

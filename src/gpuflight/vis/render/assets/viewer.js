@@ -126,7 +126,9 @@ class Viewer {
   }
 
   look(box, k) {
-    this.view = { k, x: this.size.width / 2 - (box.x + box.w / 2) * k, y: this.size.height / 2 - (box.y + box.h / 2) * k };
+    const { width, height } = this.size, { data } = this.model;
+    const within = (wanted, room, all) => (all * k <= room ? (room - all * k) / 2 : Math.max(room - all * k, Math.min(0, wanted)));
+    this.view = { k, x: within(width / 2 - (box.x + box.w / 2) * k, width, data.width), y: within(height / 2 - (box.y + box.h / 2) * k, height, data.height) };
     this.fitted = false;
     this.repaint();
   }
@@ -156,7 +158,8 @@ class Viewer {
     this.size = { width: width || 800, height: height || 600, ratio };
     this.canvas.width = Math.round(this.size.width * ratio);
     this.canvas.height = Math.round(this.size.height * ratio);
-    if (this.fitted) this.fit(); else this.repaint();
+    if (this.fitted) this.fit();
+    if (this.search) this.paint(); // at once: the canvas was emptied
   }
 
   togglePanel(on = document.getElementById("panel").hidden) {
