@@ -27,15 +27,15 @@ class ContainersCollector(Collector):
 
     def __init__(self, settings: Any = None) -> None:
         super().__init__(settings)
-        self._host = ""
+        self._host = nodes.Host(hostname="")
         self._rates = Rates()
         self._layers: dict[tuple[str, str], Entity] = {}  # by (kind, identity) of the layer
         self._entities: dict[str, Entity] = {}  # the same by entity id
         self._chains: dict[str, list[Edge]] = {}  # innermost layer's id → the edges from the host down to it
-        self._members: dict[tuple[int, int], tuple[str, str]] = {}  # (pid, start) → (innermost layer's id, cgroup path)
+        self._members: dict[tuple[int, int], str] = {}  # (pid, start) → the innermost layer's id
 
     def observe(self, world: World) -> None:
-        self._host = nodes.Host(hostname=world.procfs.hostname).id
+        self._host = nodes.Host(hostname=world.procfs.hostname)
         self._rates.begin(world.clock.monotonic_s())
         self._layers, self._entities, self._chains, self._members = {}, {}, {}, {}
         innermost: dict[tuple[Layer, ...], str] = {}
@@ -55,29 +55,27 @@ class ContainersCollector(Collector):
             layer_id = innermost.get(info.layers)
             if layer_id is None:
                 layer_id = innermost[info.layers] = self._add_chain(world.cgroups, info)
-            self._members[pid, stat.start] = (layer_id, info.path)
+            self._members[pid, stat.start] = layer_id
 
     def expand(self, entities: Sequence[nodes.Process]) -> Batch:
         batch = Batch()
         seen: set[str] = set()
         for process in entities:
-            member = self._members.get((process.pid, process.start))
-            if member is None:
+            layer_id = self._members.get((process.pid, process.start))
+            if layer_id is None:
                 continue
-            layer_id, path = member
             if layer_id not in seen:
                 seen.add(layer_id)
-                batch.nodes.append(nodes.Host(id=self._host, hostname=self._host[5:-1]))
+                batch.nodes.append(self._host)
                 for edge in self._chains[layer_id]:
                     batch.nodes.append(self._entities[edge.target])
                     batch.edges.append(edge)
-            batch.nodes.append(nodes.Process(pid=process.pid, start=process.start, attributes={"cgroup": path}))
             batch.edges.append(edges.Host(layer_id, process.id))
         return batch
 
     def _add_chain(self, cgroups: Cgroups, info: CgroupInfo) -> str:
         """Entities of all layers of ``info``, and the edges from the host inwards; the innermost one's id."""
-        outer = self._host
+        outer = self._host.id
         chain: list[Edge] = []
         for layer in info.layers:
             key = (layer.kind, layer.identity)

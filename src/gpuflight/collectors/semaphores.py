@@ -61,14 +61,18 @@ class SemaphoresCollector(Collector):
             return  # unlinked and in one process only: nobody else can ever reach it but its children
         state = world.ipc.semaphore_state(segment)
         attributes: dict[str, Any] = {"name": name} if name else {"deleted": True}
+        metrics = {"semaphores_count": 1}
+        unknown = None
+        if state is None:
+            unknown = dict.fromkeys(("value_count", "waiting_count"), "its memory may not be read")
+        else:
+            metrics |= {"value_count": state.value, "waiting_count": state.waiting}
         node = nodes.Semaphore(
             mechanism="posix",
             key=f"ino={segment.inode},dev={device_text(segment.device)}",
             attributes=attributes,
-            metrics={"semaphores_count": 1, "value_count": state.value, "waiting_count": state.waiting}
-            if state is not None
-            else {"semaphores_count": 1},
-            unknown=None if state is not None else {"value_count": "its memory may not be read"},
+            metrics=metrics,
+            unknown=unknown,
         )
         self._graph.add(node, users)
 

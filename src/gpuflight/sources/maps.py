@@ -88,9 +88,9 @@ def parse_shared(raw: bytes) -> tuple[SharedMapping, ...]:
             end = raw.find(b"\n", at)
             if end < 0:
                 end = len(raw)
-            fields = raw[begin:end].split(None, 5)
-            if len(fields) == 6 and len(fields[1]) == 4 and fields[1][3] == 0x73:  # b"s"
-                mechanism = mechanism_of(fields[5])
+            if at == raw.find(b" ", begin) + 3:  # in the permissions, not in a name
+                fields = raw[begin:end].split(None, 5)
+                mechanism = mechanism_of(fields[5]) if len(fields) == 6 else None
                 if mechanism is not None:
                     _add(found, mechanism, fields)
             at = raw.find(token, end)
