@@ -61,7 +61,7 @@ class SemaphoresCollector(Collector):
             return  # unlinked and in one process only: nobody else can ever reach it but its children
         state = world.ipc.semaphore_state(segment)
         attributes: dict[str, Any] = {"name": name} if name else {"deleted": True}
-        metrics = {"semaphores_count": 1}
+        metrics: dict[str, int | float] = {"semaphores_count": 1}
         unknown = None
         if state is None:
             unknown = dict.fromkeys(("value_count", "waiting_count"), "its memory may not be read")
