@@ -337,7 +337,7 @@ def summary_of(graph: Graph, coverage: list[Coverage]) -> Summary:
 
 
 COVERAGE = [
-    Coverage(collector="gpu", status="ok", losses={"vanished processes": 2}),
+    Coverage(collector="nvml", status="ok", losses={"vanished processes": 2}),
     Coverage(collector="rdma", status="skipped", reason="no RDMA device\x1b"),
     Coverage(
         collector="sockets", status="ok", notes=[Note(reason="foreign sockets", hint="grant CAP_NET_ADMIN", count=3)]
@@ -366,7 +366,7 @@ def test_summary_data() -> None:
         ("rdma", "skipped", 1),
         ("sockets", "partial", 3),
     ]
-    assert summary.losses == {"gpu": {"vanished processes": 2}}
+    assert summary.losses == {"nvml": {"vanished processes": 2}}
     assert summary.counts["Process"] == 3
 
 
@@ -396,13 +396,13 @@ def test_summary_on_the_screen(monkeypatch: pytest.MonkeyPatch) -> None:
         "rdma, skipped: no RDMA device\\x1b",
         "sockets, partial: foreign sockets (3×)",
         "→ grant CAP_NET_ADMIN",
-        "gpu lost: 2 vanished processes",
+        "nvml lost: 2 vanished processes",
     ):
         assert expected in text, expected
 
 
 def test_summary_says_why_there_is_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    coverage = [Coverage(collector="gpu", status="skipped", reason="no NVML library", hint="install the driver")]
+    coverage = [Coverage(collector="nvml", status="skipped", reason="no NVML library", hint="install the driver")]
     text = shown(summary_of(Graph([nodes.Host(hostname="box")]), coverage), monkeypatch)
     assert "none seen: no NVML library" in text
     assert "→ install the driver" in text

@@ -33,12 +33,14 @@ def commands_text() -> str:
     """The ``--help`` of every command."""
     from gpuflight.cli import COMMANDS, build_parser
     from gpuflight.cli.server import build_parser as build_server_parser
+    from gpuflight.cli.vis import build_parser as build_vis_parser
 
     with _plain_help():
         parser = build_parser(everything=True)
         subparsers = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
         helps = {"gpuflight": parser.format_help()}
         helps |= {f"gpuflight {name}": subparsers.choices[name].format_help() for name in COMMANDS}
+        helps["gpuflight-vis"] = build_vis_parser().format_help()
         helps["gpuflight-server"] = build_server_parser().format_help()
     return "\n".join(f"## {name}\n\n```text\n{text.rstrip()}\n```\n" for name, text in helps.items()).rstrip()
 

@@ -103,7 +103,7 @@ class Summary(Struct, kw_only=True):
 def build(graph: Graph, coverage: Sequence[CoverageSummary], env: Any, truncated_by: str = "") -> Summary:
     """The summary of one graph and of how it came about."""
     devices = _devices(graph)
-    gpu_line = next((line for line in coverage if line.collector == "gpu"), None)
+    gpu_line = next((line for line in coverage if line.collector == "nvml"), None)
     return Summary(
         host=_host(graph, env),
         counts=_counts(graph),
