@@ -88,7 +88,7 @@ def test_other_peoples_tools_can_read_the_fake(tmp_path: Path) -> None:
 def test_a_real_process_on_a_made_up_gpu(tmp_path: Path) -> None:
     """The whole way: library by its usual name, unmodified pynvml, this machine's /proc."""
     fake = _fake("h100x8", tmp_path, gpu0={"process": "none"})
-    out = _run(_CAPTURE, fake, GPUFLIGHT_FAKE_NVML_PROCESSES=f"2:{os.getpid()}:1234")
+    out = _run(_CAPTURE, fake, FAKE_NVML_PROCESSES=f"2:{os.getpid()}:1234")
     graph = json.loads(out)
     kinds = [node["kind"] for node in graph["nodes"]]
     assert (kinds.count("GPU"), kinds.count("NvSwitch")) == (8, 4)

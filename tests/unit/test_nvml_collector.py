@@ -245,7 +245,9 @@ def test_a_driver_that_sees_no_gpu(make_rig: MakeRig) -> None:
 
 
 def test_n08_n03_one_lost_gpu_does_not_cost_the_others(make_rig: MakeRig) -> None:
-    graph = make_rig("h100x8-lost-midway").graph()
+    rig = make_rig("h100x8-lost-midway")
+    graph = rig.graph()
+    assert "GPU 3 (0000:61:00.0) does not answer: the GPU is lost" in rig.noted
     assert [gpu.attributes["state"] for gpu in graph.of_kind(nodes.GPU)] == ["ok"] * 3 + ["lost"] + ["ok"] * 4
     lost = gpu_of(graph, "3")
     assert lost.attributes["state_reason"] == "the GPU is lost: it has fallen off the bus"

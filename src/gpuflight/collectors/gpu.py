@@ -228,6 +228,10 @@ class NvmlCollector(Collector):
         if snapshot.events_reason:
             self.note(f"XID events cannot be seen: {snapshot.events_reason}")
         for gpu in snapshot.gpus:
+            if gpu.state == "lost":
+                self.note(
+                    f"GPU {gpu.index} ({gpu.address}) does not answer: {gpu.reason}", "see dmesg for Xid messages"
+                )
             if gpu.processes_reason:
                 self.note(f"processes on GPUs cannot be seen: {gpu.processes_reason}", "run as root")
         busy = sum(why == IN_USE_REASON for gpu in snapshot.gpus for why in gpu.unknown.values())

@@ -24,7 +24,7 @@ HERE = Path(__file__).parent
 MACHINES = HERE / "machines"
 SOURCES = ("machine.h", "abi.h", "machine.c", "nvml.c")
 SONAME = "libnvidia-ml.so.1"
-VARIABLE = "GPUFLIGHT_FAKE_NVML"
+VARIABLE = "FAKE_NVML_MACHINE"  # not GPUFLIGHT_…: those are settings, and an unknown one is refused
 
 
 class NoCompiler(RuntimeError):

@@ -163,7 +163,7 @@ static bool load(const char *path) {
 
 /* Called with the lock held. False if there is no description to read. */
 static bool refresh(void) {
-    const char *path = getenv("GPUFLIGHT_FAKE_NVML");
+    const char *path = getenv("FAKE_NVML_MACHINE");
     struct stat now;
     if (!path || stat(path, &now)) return false;
     if (entries && !strcmp(path, loaded_path) && now.st_ino == loaded_stat.st_ino && now.st_size == loaded_stat.st_size &&
@@ -347,8 +347,8 @@ int machine_processes(Device device, struct process *processes) {
         if (entries[i].gpu != device->gpu || strcmp(entries[i].key, "process")) continue;
         if (parse_process(entries[i].value, &processes[count]) && of_device(device, &processes[count])) count++;
     }
-    /* GPUFLIGHT_FAKE_NVML_PROCESSES=gpu:pid:MiB,… adds some without a description of its own. */
-    const char *more = getenv("GPUFLIGHT_FAKE_NVML_PROCESSES");
+    /* FAKE_NVML_PROCESSES=gpu:pid:MiB,… adds some without a description of its own. */
+    const char *more = getenv("FAKE_NVML_PROCESSES");
     char *copy = more ? strdup(more) : NULL, *rest = copy, *one;
     while (copy && (one = strsep(&rest, ",")) && count < MAX_PROCESSES) {
         char *colon = strchr(one, ':');
