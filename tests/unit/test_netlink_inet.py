@@ -30,12 +30,8 @@ def test_tcp_socket() -> None:
     assert found.mirror == (0, "tcp", found.remote, found.local)
     info = found.tcp
     assert (info.rtt_us, info.retransmits, info.bytes_sent, info.bytes_received) == (250, 3, 5000, 700)
-    assert (info.segments_sent, info.busy_us, info.receiver_limited_us, info.send_buffer_limited_us) == (
-        9,
-        1000,
-        200,
-        30,
-    )
+    assert (info.segments_sent, info.busy_us) == (9, 1000)
+    assert (info.receiver_limited_us, info.send_buffer_limited_us) == (200, 30)
     assert info.opened  # one byte more acknowledged than sent: its SYN
 
 

@@ -122,7 +122,7 @@ def test_protocol_without_a_diag_module_falls_back_alone(procfs: FakeProcFs, ker
     kernel.answers[2, 17] = [[done(-errno.ENOENT)]]
     procfs.files["self", "udp"] = TCP_TABLE.replace(b"00 00000000  1000        0 77 2 0", b"0 0  0  0 88 2 0")
     table = Netlink(procfs, connect=kernel.connect).inet_sockets()
-    assert [(socket.protocol, socket.tcp is None) for socket in table.sockets][0] == ("tcp", False)
+    assert [(socket.protocol, socket.tcp is None) for socket in table.sockets] == [("tcp", False), ("udp", True)]
     assert [limit.reason.split()[0] for limit in table.limits] == ["udp"]
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec import Struct
 
 from gpuflight.collectors.rates import FIRST_READING
-from gpuflight.collectors.socket_joins import Connection
+from gpuflight.collectors.socket_joins import Connection, is_closed
 from gpuflight.graph import Metric, edges
 from gpuflight.sources.netlink import InetSocket, TcpInfo
 
@@ -97,7 +97,7 @@ def _attributes(connection: Connection, processes: tuple[list[str] | None, list[
     first = client if client is not None else server
     assert first is not None  # noqa: S101 - a connection has an end
     attributes: dict[str, Any] = {"state": first.state}
-    if first.state == "TIME_WAIT":
+    if all(is_closed(end) for end in (client, server) if end is not None):
         attributes["ended"] = True
     elif client is None or server is None:
         attributes["half"] = True

@@ -6,17 +6,15 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from gpuflight.collectors.socket_joins import SocketJoins
+from gpuflight.collectors.socket_joins import SocketJoins, is_closed
 from gpuflight.collectors.socket_owners import SocketOwners
 from gpuflight.graph import Metric, edges, nodes
 from gpuflight.sources.netlink import InetKey, InetSocket
 
-_ENDED = "TIME_WAIT"
-
 
 class Peer(NamedTuple):
     """An end of a connection that is no socket of this host: ``remote``, or an address of ours whose socket is gone or
-    not made yet."""
+    not made yet. ``reached``: whoever listens there is, or just was, the other end; else it only has the address."""
 
     id: str
     netns: int
@@ -25,6 +23,7 @@ class Peer(NamedTuple):
     address: str
     port: int
     remote: bool
+    reached: bool
 
 
 class Endpoint(Struct, gc=False):
@@ -62,7 +61,7 @@ class Endpoints:
         self._same_listeners = False
 
     def begin(self, sockets: list[InetSocket], joins: SocketJoins) -> None:
-        """Group the sockets of this round; those in TIME_WAIT belong nowhere yet."""
+        """Group the sockets of this round; the closed ones belong nowhere yet."""
         self._joins = joins
         self._peers = {}
         known = self._ids
@@ -70,7 +69,7 @@ class Endpoints:
         groups: dict[str, list[InetSocket]] = {}
         bound: dict[InetKey, InetSocket] = {}
         for socket in sockets:
-            if socket.state == _ENDED:
+            if is_closed(socket):
                 continue
             key = socket.key
             id_ = known.get(key)
@@ -91,11 +90,8 @@ class Endpoints:
         """The id of the endpoint that a socket is at."""
         return self._ids.get(socket.key) or socket_id(socket.protocol, socket.local, socket.netns)
 
-    def __contains__(self, id_: str) -> bool:
-        return id_ in self._groups
-
-    def add_ended(self, socket: InetSocket) -> None:
-        """Show the endpoint of a connection in TIME_WAIT."""
+    def add_closed(self, socket: InetSocket) -> None:
+        """Show the endpoint of a closed socket."""
         self._groups.setdefault(self.id_of(socket), []).append(socket)
 
     def add_peer(self, peer: Peer) -> None:
@@ -122,7 +118,7 @@ class Endpoints:
             first = group[0]
             if first.local_port not in ports:
                 continue
-            connected = sum(1 for socket in group if socket.remote and socket.state != _ENDED)
+            connected = sum(1 for socket in group if socket.remote and not is_closed(socket))
             listener = self._listener(first) if connected else None
             if listener is not None:
                 counts[self.id_of(listener)] += connected
@@ -177,16 +173,18 @@ class Endpoints:
     def _owners_of_one(self, socket: InetSocket, known: Endpoint | None) -> tuple[str, ...]:
         if socket.inode:
             return self._owners.of(socket.inode)
-        # No descriptor refers to it. Not accepted yet: whoever listens will get it. Ended: whoever was seen with it.
-        listener = self._listener(socket)
-        if listener is not None and listener.inode:
-            return self._owners.of(listener.inode)
-        return tuple(owner for owner in known.owners if self._owners.alive(owner)) if known is not None else ()
+        # No descriptor refers to it. Not accepted yet: whoever listens will get it. Closed: whoever was seen with it;
+        # one in TIME_WAIT that is shown though it was not seen alive just ended at this listener.
+        closed = is_closed(socket)
+        if closed and known is not None:
+            return tuple(owner for owner in known.owners if self._owners.alive(owner))
+        listener = self._listener(socket) if not closed or socket.state == "TIME_WAIT" else None
+        return self._owners.of(listener.inode) if listener is not None and listener.inode else ()
 
     def _absent(self, peer: Peer, known: Endpoint | None) -> Endpoint:
         assert self._joins is not None  # noqa: S101 - begin set it
         listener = None
-        if not peer.remote:
+        if peer.reached:
             listener = self._joins.listener(peer.netns, peer.protocol, peer.address, peer.port)
         owners = self._owners.of(listener.inode) if listener is not None and listener.inode else ()
         if known is not None and not known.sockets and known.owners == owners and self._same_listeners:
@@ -214,7 +212,7 @@ def _metrics(group: list[InetSocket], first: InetSocket, accepted: int) -> dict[
         listeners = [socket for socket in group if socket.state == "LISTEN"]
         metrics["backlog_count"] = sum(socket.recv_queue for socket in listeners)
         metrics["backlog_max_count"] = sum(socket.send_queue for socket in listeners)
-    queues = [socket for socket in group if socket.state not in ("LISTEN", _ENDED)]
+    queues = [socket for socket in group if socket.state not in ("LISTEN", "TIME_WAIT")]
     if queues:
         metrics["recv_queue_bytes"] = sum(socket.recv_queue for socket in queues)
         metrics["send_queue_bytes"] = sum(socket.send_queue for socket in queues)

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from gpuflight.sources.netlink import Flow
 
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - compared, never bound
-_TIME_WAIT = "TIME_WAIT"
+_CLOSED = frozenset(("TIME_WAIT", "FIN_WAIT1", "FIN_WAIT2", "CLOSING", "LAST_ACK"))
 
 Translations = Callable[[], "dict[Flow, Flow]"]
 
@@ -47,7 +47,7 @@ class SocketJoins:
         for socket in table.sockets:
             if not socket.remote:
                 self._bound.setdefault((socket.netns, socket.protocol, socket.local_address, socket.local_port), socket)
-            elif (known := self._connected.setdefault(socket.key, socket)) is not socket and known.state == _TIME_WAIT:
+            elif (known := self._connected.setdefault(socket.key, socket)) is not socket and is_closed(known):
                 self._connected[socket.key] = socket
         self._by_address: dict[str, set[int]] | None = None
 
@@ -127,8 +127,11 @@ class SocketJoins:
     def _half(self, socket: InetSocket) -> Connection:
         if socket.key in self._certain or _opened(socket):
             return Connection(socket, None, True)
-        if socket.mirror in self._certain or self._serves(socket):
+        if socket.mirror in self._certain:
             return Connection(None, socket, True)
+        served, serves = self._is_served(socket), self._serves(socket)
+        if served != serves:
+            return Connection(socket, None, True) if served else Connection(None, socket, True)
         if socket.local_port < socket.remote_port:
             return Connection(None, socket, False)
         return Connection(socket, None, False)
@@ -136,6 +139,13 @@ class SocketJoins:
     def _serves(self, socket: InetSocket) -> bool:
         found = self.listener(socket.netns, socket.protocol, socket.local_address, socket.local_port)
         return found is not None and found is not socket
+
+    def _is_served(self, socket: InetSocket) -> bool:
+        home = self.home(socket.netns, socket.remote_address) if self._bound else None
+        return (
+            home is not None
+            and self.listener(home, socket.protocol, socket.remote_address, socket.remote_port) is not None
+        )
 
     # --- pairs that are further apart ------------------------------------------------------------------------------
 
@@ -199,6 +209,11 @@ class SocketJoins:
             else:
                 rest.append(socket)
         return rest
+
+
+def is_closed(socket: InetSocket) -> bool:
+    """Whether every process let go of a TCP socket that the kernel still keeps: to end in order, or in TIME_WAIT."""
+    return not socket.inode and socket.state in _CLOSED
 
 
 def _opened(socket: InetSocket) -> bool:

@@ -11,10 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from gpuflight.collectors.base import Batch, Collector
 from gpuflight.collectors.socket_edges import Counters, connect_to, read_counters
 from gpuflight.collectors.socket_endpoints import Endpoint, Endpoints, Peer, socket_id
-from gpuflight.collectors.socket_joins import Connection, SocketJoins
+from gpuflight.collectors.socket_joins import Connection, SocketJoins, is_closed
 from gpuflight.collectors.socket_owners import SocketOwners
 from gpuflight.graph import Edge, EdgeKey, Entity, edges, nodes
-from gpuflight.sources.netlink import InetKey, InetSocket
+from gpuflight.sources.netlink import InetKey
 
 if TYPE_CHECKING:
     from gpuflight.sources.world import World
@@ -27,7 +27,7 @@ class SocketsSettings(BaseModel):
 
     limit: int = Field(20_000, ge=1, description="Most endpoints in the picture; owned and joined ones come first.")
     time_wait_limit: int = Field(
-        256, ge=0, description="Most connections in TIME_WAIT, per namespace and family, that are looked at; 0: none."
+        4096, ge=0, description="Most connections in TIME_WAIT, per namespace and family, that are looked at; 0: none."
     )
 
 
@@ -50,8 +50,9 @@ class Sockets(Collector):
     An endpoint (protocol, address, namespace) is one entity, however many kernel sockets share it: a listener and the
     connections it accepted on that address. A connection is one edge from the end that opened it to the end that
     accepted it, joined as ``SocketJoins`` says; if the other end is not on this host it is shown too (``remote``) and
-    the edge is ``half``. A connection that is over but still in TIME_WAIT is shown as ``ended`` if its server is known
-    here, so that a short one between two rounds is not missed; it has no owner, except as an earlier round saw it.
+    the edge is ``half``. A connection that is over but still in TIME_WAIT is ``ended``; it is shown if it was seen
+    alive, or ended since the last round at a listener of this host, so that a short one between two rounds is not
+    missed; its client has no owner then, since no descriptor refers to it.
 
     With ``seed`` everything is shown up to ``limit``; without, ``expand`` shows the sockets of the processes asked for,
     and what they are connected with.
@@ -69,6 +70,8 @@ class Sockets(Collector):
         self._links: dict[InetKey, _Link] = {}
         self._certain: set[InetKey] = set()
         self._addresses: dict[int, frozenset[str]] = {}
+        self._listening: set[int] = set()
+        self._passed: set[InetKey] = set()
         self._seeded = False
         self._by_process: dict[str, list[Endpoint]] | None = None
         self._by_endpoint: dict[str, list[_Link]] = {}
@@ -94,6 +97,7 @@ class Sockets(Collector):
         self._endpoints.finish()
         self._show(now_s)
         self._certain = {key for key, link in self._links.items() if link.connection.sure}
+        self._listening = {socket.inode for socket in table.sockets if not socket.remote}
 
     def seed(self) -> Batch:
         self._seeded = True
@@ -136,7 +140,7 @@ class Sockets(Collector):
         """Which endpoints each connection is between; one that is as it was keeps its link."""
         links: dict[InetKey, _Link] = {}
         before, endpoints = self._links, self._endpoints
-        dropped = 0
+        passed: set[InetKey] = set()
         for connection in connections:
             client, server = connection.client, connection.server
             key = client.key if client is not None else server.mirror  # type: ignore[union-attr]
@@ -149,17 +153,20 @@ class Sockets(Collector):
                 or link.connection.sure is not connection.sure
             ):
                 link = self._new_link(connection, joins, link)
-            ended = _ended(connection)
-            if ended is not None:
-                if not self._server_is_known(connection, link, joins):
-                    dropped += 1
+            closed = [end for end in (client, server) if end is not None and is_closed(end)]
+            if closed:
+                unseen = key not in before and _over(connection)
+                if unseen and (key in self._passed or not self._just_ended(connection, link, joins)):
+                    passed.add(key)
                     continue
-                endpoints.add_ended(ended)
+                for end in closed:
+                    endpoints.add_closed(end)
             if link.peer is not None:
                 endpoints.add_peer(link.peer)
             links[key] = link
-        if dropped:
-            self.lose("ended connections to no known process", dropped)
+        if passed:
+            self.lose("ended connections to no known process", len(passed))
+        self._passed = passed
         return links
 
     def _new_link(self, connection: Connection, joins: SocketJoins, known: _Link | None) -> _Link:
@@ -171,19 +178,25 @@ class Sockets(Collector):
             home = joins.home(here.netns, here.remote_address)
             netns = home if home is not None else 0
             id_ = socket_id(here.protocol, here.remote, netns)
-            peer = Peer(id_, netns, here.protocol, here.remote, here.remote_address, here.remote_port, home is None)
+            reached = home is not None and here.state in ("SYN_SENT", "TIME_WAIT")
+            peer = Peer(
+                id_, netns, here.protocol, here.remote, here.remote_address, here.remote_port, home is None, reached
+            )
         source = self._endpoints.id_of(client) if client is not None else peer.id  # type: ignore[union-attr]
         target = self._endpoints.id_of(server) if server is not None else peer.id  # type: ignore[union-attr]
         return _Link(connection, source, target, peer, known.counters if known is not None else None)
 
-    def _server_is_known(self, connection: Connection, link: _Link, joins: SocketJoins) -> bool:
-        if connection.server is not None:
-            return connection.sure
-        peer = link.peer
-        assert peer is not None  # noqa: S101 - there is no server socket
-        return peer.id in self._endpoints or (
-            not peer.remote and joins.listener(peer.netns, peer.protocol, peer.address, peer.port) is not None
-        )
+    def _just_ended(self, connection: Connection, link: _Link, joins: SocketJoins) -> bool:
+        """Whether a closed connection that was not seen alive may be shown: it ended since the last round, and
+        its listener was there then already. A listener made later did not serve it, it only has the same address."""
+        server, peer = connection.server, link.peer
+        if server is not None:
+            listener = joins.listener(server.netns, server.protocol, server.local_address, server.local_port)
+        elif peer is not None and not peer.remote:
+            listener = joins.listener(peer.netns, peer.protocol, peer.address, peer.port)
+        else:
+            return False
+        return listener is not None and listener.inode in self._listening
 
     def _show(self, now_s: float) -> None:
         """Make the edges; one whose sockets are as they were, and whose rates are 0 already, stands."""
@@ -247,11 +260,9 @@ class Sockets(Collector):
         return list(kept.values()), [link for link in links if link.source in kept and link.target in kept]
 
 
-def _ended(connection: Connection) -> InetSocket | None:
-    for socket in (connection.client, connection.server):
-        if socket is not None and socket.state == "TIME_WAIT":
-            return socket
-    return None
+def _over(connection: Connection) -> bool:
+    """Whether no process holds either end any more."""
+    return all(is_closed(end) for end in (connection.client, connection.server) if end is not None)
 
 
 def _rests(now: Counters, before: Counters) -> bool:
