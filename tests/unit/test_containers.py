@@ -14,6 +14,7 @@ from gpuflight.graph import Graph, nodes
 from gpuflight.sources.cgroups import Cgroups
 from gpuflight.sources.container_files import ContainerFiles
 from gpuflight.sources.fs import HostFs
+from gpuflight.sources.redact_recording import redact_answer
 
 A = "4f797c539e6c745de61a93ca3ff892358ecbcaccd8414d5db545c38428142970"
 UID = "3e61c214-bc3e-4d0a-b0c9-2d5b1f2f2f7b"
@@ -254,3 +255,42 @@ def test_names_are_read_once_per_container(machine: ProcFixture) -> None:
     for _ in range(3):
         assert rounds.look().nodes[f"Container({A})"].label == "x"
     assert sum(path.endswith("config.v2.json") for path in reads) == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "content"),
+    [
+        (
+            f"/var/lib/docker/containers/{A}/config.v2.json",
+            {"Name": "/x", "Args": ["--key=secret"], "Config": {"Env": ["T=secret"], "Labels": {"own": "secret"}}},
+        ),
+        (f"/run/containerd/io.containerd.runtime.v2.task/k8s.io/{A}/config.json", CRI),
+        (
+            "/var/lib/containers/storage/overlay-containers/containers.json",
+            [
+                {
+                    "id": A,
+                    "names": ["x"],
+                    "metadata": json.dumps({"name": "x", "secret": "secret"}),
+                    "flags": {"a": "secret"},
+                }
+            ],
+        ),
+        (f"/var/lib/docker/containers/{A}/config.v2.json", "secret"),
+    ],
+)
+def test_a_recording_gets_the_names_and_not_the_secrets(tmp_path: Path, path: str, content: Any) -> None:
+    raw = json.dumps(content).encode()
+    assert b"secret" in raw
+    stored = redact_answer("files", f"read {path}", raw)
+    assert b"secret" not in stored
+    before, after = ProcFixture(tmp_path / "before"), ProcFixture(tmp_path / "after")
+    before.write(path, raw)
+    after.write(path, stored)
+    assert ContainerFiles(after.fs).facts(A, "") == ContainerFiles(before.fs).facts(A, "")
+
+
+def test_other_files_are_recorded_as_they_are() -> None:
+    raw = b'{"anything": 1}'
+    for path in ("/etc/passwd", "/opt/app/config.json", "/opt/app/containers.json"):
+        assert redact_answer("files", f"read {path}", raw) == raw

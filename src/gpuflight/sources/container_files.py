@@ -164,6 +164,39 @@ class ContainerFiles:
         return ""
 
 
+def without_secrets(path: str, raw: bytes) -> bytes:
+    """The content of one of these files with only the fields that are used here; anything else as it is.
+
+    For recordings: the files hold the environment and command line of the container. What cannot be decoded becomes
+    empty.
+    """
+    name = path.rpartition("/")[2]
+    kind: Any = {"config.v2.json": _Docker, "config.json": _Oci, "containers.json": list[_Stored]}.get(name)
+    if kind is None or not any(part in path for part in ("/containers/", "/overlay-containers/", "/io.containerd.")):
+        return raw
+    try:
+        decoded = msgspec.json.decode(raw, type=kind)
+    except msgspec.MsgspecError:
+        return b""
+    if isinstance(decoded, _Docker):
+        decoded.Config.Labels = _used(decoded.Config.Labels)
+    elif isinstance(decoded, _Oci):
+        decoded.annotations = _used(decoded.annotations)
+    else:
+        for stored in decoded:
+            metadata = _loads(stored.metadata)
+            kept = {key: metadata[key] for key in ("name", "image-name") if key in metadata}
+            stored.metadata = msgspec.json.encode(kept).decode()
+    return msgspec.json.encode(decoded)
+
+
+_USED_LABELS = frozenset((*_NAME_KEYS, *_POD_KEYS, *_POD_NAMESPACE_KEYS, *_IMAGE_KEYS, *_TYPE_KEYS))
+
+
+def _used(labels: dict[str, str] | None) -> dict[str, str]:
+    return {key: value for key, value in (labels or {}).items() if key in _USED_LABELS}
+
+
 def _from_labels(labels: dict[str, str], name: str, image: str) -> ContainerFacts:
     kind = _first(labels, _TYPE_KEYS)
     return ContainerFacts(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from gpuflight.redaction import redact_argv, redact_environ, redact_text
+from gpuflight.sources.container_files import without_secrets
 from gpuflight.sources.procfs.stat import parse_environ
 
 _OF_A_PROCESS = re.compile(r"read /proc/[^/]+/(?:task/\d+/)?(cmdline|environ|mountinfo|mounts)$")
@@ -15,6 +16,8 @@ def redact_answer(source: str, key: str, answer: bytes) -> bytes:
     """The answer as it may be stored. Bytes that are not UTF-8 stay what they are."""
     if source == "tools":
         return _text(answer)
+    if source == "files":
+        return without_secrets(key, answer)  # what container runtimes keep about their containers
     if key == "read /etc/passwd":
         return _passwd(answer)
     if source != "proc":
