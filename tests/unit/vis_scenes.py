@@ -17,7 +17,10 @@ def _hardware(graph: Graph) -> list[nodes.GPU]:
         graph.try_add_node(
             nodes.Numa(
                 index=node,
-                attributes={"cpus": f"{node * 56}-{node * 56 + 55},{112 + node * 56}-{167 + node * 56}", "has_cpus": True},
+                attributes={
+                    "cpus": f"{node * 56}-{node * 56 + 55},{112 + node * 56}-{167 + node * 56}",
+                    "has_cpus": True,
+                },
                 metrics={"memory_total_bytes": 1007 * GIB, "memory_free_bytes": (610 - 200 * node) * GIB},
             )
         )
@@ -41,13 +44,18 @@ def _hardware(graph: Graph) -> list[nodes.GPU]:
                 )
                 graph.try_add_node(function)
                 graph.try_add_edge(
-                    edges.PcieLink(switch.id, function.id, {}, {"expected_bytes_per_s": 63_000_000_000, "link_width": 16})
+                    edges.PcieLink(
+                        switch.id, function.id, {}, {"expected_bytes_per_s": 63_000_000_000, "link_width": 16}
+                    )
                 )
                 if slot == 2:
                     name = f"mlx5_{node * 2 + pair}"
                     rdma = nodes.RdmaDevice(name=name, attributes={"firmware": "28.41.1000", "node_type": "CA"})
                     port = nodes.RdmaPort(
-                        device=name, port=1, attributes={"state": "ACTIVE"}, metrics={"speed_bits_per_s": 400_000_000_000}
+                        device=name,
+                        port=1,
+                        attributes={"state": "ACTIVE"},
+                        metrics={"speed_bits_per_s": 400_000_000_000},
                     )
                     for thing in (rdma, port):
                         graph.try_add_node(thing)
@@ -79,7 +87,9 @@ def _hardware(graph: Graph) -> list[nodes.GPU]:
         for gpu in gpus:
             links = 5 if number in (0, 3) else 4
             graph.try_add_edge(
-                edges.NvLink(gpu.id, switch.id, {}, {"links_count": links, "expected_bytes_per_s": links * 25_000_000_000})
+                edges.NvLink(
+                    gpu.id, switch.id, {}, {"links_count": links, "expected_bytes_per_s": links * 25_000_000_000}
+                )
             )
     for number, gpu in enumerate(gpus):
         for other in gpus[number + 1 :]:
@@ -94,7 +104,11 @@ def _hardware(graph: Graph) -> list[nodes.GPU]:
         disk = nodes.Disk(
             name=f"nvme{number}n1",
             attributes={"model": "SAMSUNG MZWLO3T8", "numa_node": number},
-            metrics={"size_bytes": 3_840_000_000_000, "read_bytes_per_s": 1_400_000_000, "write_bytes_per_s": 12_000_000},
+            metrics={
+                "size_bytes": 3_840_000_000_000,
+                "read_bytes_per_s": 1_400_000_000,
+                "write_bytes_per_s": 12_000_000,
+            },
         )
         graph.try_add_node(disk)
     return gpus
@@ -119,7 +133,12 @@ def h100() -> Graph:
     host = nodes.Host(
         hostname="dgx-01",
         attributes={"name": "dgx-01", "kernel": "6.8.0-52-generic", "architecture": "x86_64"},
-        metrics={"cpus_count": 224, "memory_total_bytes": 2014 * GIB, "memory_available_bytes": 1020 * GIB, "load_1min": 41.2},
+        metrics={
+            "cpus_count": 224,
+            "memory_total_bytes": 2014 * GIB,
+            "memory_available_bytes": 1020 * GIB,
+            "load_1min": 41.2,
+        },
     )
     graph.try_add_node(host)
     gpus = _hardware(graph)
@@ -129,7 +148,9 @@ def h100() -> Graph:
         if pid == 3:
             kthreadd = _process(graph, 2, "kthreadd", None, host.id)
         _process(graph, pid, name if pid > 3 else "rcu_gp", kthreadd.id, host.id)
-    for pid, name in enumerate(("sshd", "cron", "dbus-daemon", "nvidia-persiste", "dcgm", "chronyd", "rsyslogd", "agetty"), 700):
+    for pid, name in enumerate(
+        ("sshd", "cron", "dbus-daemon", "nvidia-persiste", "dcgm", "chronyd", "rsyslogd", "agetty"), 700
+    ):
         unit = nodes.Unit(path=f"/system.slice/{name}.service", attributes={"name": f"{name}.service"})
         graph.try_add_node(unit)
         graph.try_add_edge(edges.Host(host.id, unit.id))
@@ -142,7 +163,14 @@ def h100() -> Graph:
     graph.try_add_node(container)
     graph.try_add_edge(edges.Host(host.id, container.id))
     torchrun = _process(
-        graph, 4000, "torchrun", shim.id, container.id, cmdline="torchrun --nproc-per-node=8 train.py", cpu=0.4, rss=GIB // 4
+        graph,
+        4000,
+        "torchrun",
+        shim.id,
+        container.id,
+        cmdline="torchrun --nproc-per-node=8 train.py",
+        cpu=0.4,
+        rss=GIB // 4,
     )
     ranks = []
     store = nodes.Socket(protocol="tcp", address="10.0.0.5:29500", attributes={"state": "LISTEN"})
@@ -165,7 +193,9 @@ def h100() -> Graph:
         graph.try_add_edge(edges.Access(process.id, ring.id, {}, {"resident_bytes": 64 * 1024**2}))
         for number in range(24):
             thread = nodes.Thread(
-                tid=41000 + rank * 100 + number, start=9, attributes={"name": "pt_autograd" if number % 3 else "NCCL proxy"}
+                tid=41000 + rank * 100 + number,
+                start=9,
+                attributes={"name": "pt_autograd" if number % 3 else "NCCL proxy"},
             )
             graph.try_add_node(thread)
             graph.try_add_edge(edges.Own(process.id, thread.id))
@@ -187,8 +217,12 @@ def h100() -> Graph:
     for rank, process in enumerate(ranks):
         following = ranks[(rank + 1) % 8]
         for number in range(2):
-            near = nodes.Socket(protocol="tcp", address=f"10.0.0.5:{46000 + rank * 10 + number}", attributes={"state": "ESTABLISHED"})
-            far = nodes.Socket(protocol="tcp", address=f"10.0.0.5:{47000 + rank * 10 + number}", attributes={"state": "ESTABLISHED"})
+            near = nodes.Socket(
+                protocol="tcp", address=f"10.0.0.5:{46000 + rank * 10 + number}", attributes={"state": "ESTABLISHED"}
+            )
+            far = nodes.Socket(
+                protocol="tcp", address=f"10.0.0.5:{47000 + rank * 10 + number}", attributes={"state": "ESTABLISHED"}
+            )
             for socket, holder in ((near, process), (far, following)):
                 graph.try_add_node(socket)
                 graph.try_add_edge(edges.Belong(socket.id, holder.id))
@@ -199,13 +233,19 @@ def h100() -> Graph:
         graph.try_add_edge(edges.ConnectTo(client.id, store.id, {}, {"rtt_ms": 0.04}))
     for peer in range(3):
         for number in range(4):
-            near = nodes.Socket(protocol="tcp", address=f"10.0.0.5:{48000 + peer * 10 + number}", attributes={"state": "ESTABLISHED"})
-            far = nodes.Socket(protocol="tcp", address=f"10.0.0.{6 + peer}:{29600 + number}", attributes={"remote": True})
+            near = nodes.Socket(
+                protocol="tcp", address=f"10.0.0.5:{48000 + peer * 10 + number}", attributes={"state": "ESTABLISHED"}
+            )
+            far = nodes.Socket(
+                protocol="tcp", address=f"10.0.0.{6 + peer}:{29600 + number}", attributes={"remote": True}
+            )
             graph.try_add_node(near)
             graph.try_add_node(far)
             graph.try_add_edge(edges.Belong(near.id, ranks[peer * 2].id))
             graph.try_add_edge(
-                edges.ConnectTo(near.id, far.id, {}, {"rtt_ms": 0.21, "bytes_per_s": 480_000_000, "retransmits_count": 2})
+                edges.ConnectTo(
+                    near.id, far.id, {}, {"rtt_ms": 0.21, "bytes_per_s": 480_000_000, "retransmits_count": 2}
+                )
             )
     return graph
 
@@ -264,10 +304,14 @@ def crowd(count: int, seed: int = 7) -> Graph:
     while len(graph.nodes) < count:
         owner = rng.choice(processes)
         if rng.random() < 0.5:
-            thing: nodes.Thread | nodes.Socket = nodes.Thread(tid=10**6 + len(graph.nodes), start=1, attributes={"name": "pool"})
+            thing: nodes.Thread | nodes.Socket = nodes.Thread(
+                tid=10**6 + len(graph.nodes), start=1, attributes={"name": "pool"}
+            )
             graph.try_add_edge(edges.Own(owner.id, thing.id))
         else:
-            thing = nodes.Socket(protocol="tcp", address=f"10.1.0.1:{len(graph.nodes)}", attributes={"state": "ESTABLISHED"})
+            thing = nodes.Socket(
+                protocol="tcp", address=f"10.1.0.1:{len(graph.nodes)}", attributes={"state": "ESTABLISHED"}
+            )
             graph.try_add_edge(edges.Belong(thing.id, owner.id))
             ends.append(thing)
         graph.try_add_node(thing)

@@ -11,8 +11,9 @@ import contextlib
 import os
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 from gpuflight.errors import GpuflightError, InputError
 
@@ -30,8 +31,12 @@ def build_parser() -> argparse.ArgumentParser:
         epilog="exit codes: 0 written, 1 the output cannot be written, 2 the input or an argument cannot be used",
     )
     parser.add_argument("input", metavar="INPUT", help="graph.json, a run folder, or a graph of witty-profiler")
-    parser.add_argument("-o", "--output", metavar="FILE", help="where to write; INPUT with the format's suffix by default")
-    parser.add_argument("-le", "--layout-engine", default="default", metavar="NAME", help="how to place (default: default)")
+    parser.add_argument(
+        "-o", "--output", metavar="FILE", help="where to write; INPUT with the format's suffix by default"
+    )
+    parser.add_argument(
+        "-le", "--layout-engine", default="default", metavar="NAME", help="how to place (default: default)"
+    )
     parser.add_argument("-of", "--format", default="html", metavar="NAME", help="what to write (default: html)")
     parser.add_argument("--title", default="", metavar="TEXT", help="title of the picture; the host name by default")
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
@@ -54,7 +59,9 @@ def main(argv: list[str] | None = None) -> int:
         print(f"gpuflight-vis: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        print(f"gpuflight-vis: {error.filename or arguments.output or arguments.input}: {error.strerror}", file=sys.stderr)
+        print(
+            f"gpuflight-vis: {error.filename or arguments.output or arguments.input}: {error.strerror}", file=sys.stderr
+        )
         return 1
     print(f"{written} ({size / 1024:,.0f} KiB)")
     return 0
@@ -109,7 +116,7 @@ def _load(path: Path) -> LoadedGraph:
 
 
 @contextlib.contextmanager
-def atomic_file(target: Path, *, force: bool) -> contextlib._GeneratorContextManager[IO[bytes]]:  # type: ignore[misc]
+def atomic_file(target: Path, *, force: bool) -> Iterator[BinaryIO]:
     """A binary file that appears as ``target`` whole or not at all: written beside it, synced, renamed.
 
     Without ``force`` a file that appeared in the meantime stays: InputError.

@@ -34,7 +34,9 @@ def layout_options(loaded: LoadedGraph, title: str = "") -> LayoutOptions:
 
 
 def _environment(env: dict[str, Any]) -> Environment:
-    known = {name: value for name, value in env.items() if name in Environment.__struct_fields__ and isinstance(value, str)}
+    known = {
+        name: value for name, value in env.items() if name in Environment.__struct_fields__ and isinstance(value, str)
+    }
     return Environment(**known)
 
 

@@ -20,7 +20,9 @@ PORTS = frozenset(
 )  # fmt: skip
 """What a line does not end at but at the box around it, once it stands in one."""
 
-_HOMES = frozenset(("Process", "Container", "Pod", "Unit", "GPU", "NPU", "Nic", "Disk", "RdmaDevice", "Session", "Host"))
+_HOMES = frozenset(
+    ("Process", "Container", "Pod", "Unit", "GPU", "NPU", "Nic", "Disk", "RdmaDevice", "Session", "Host")
+)
 _WORKLOAD = frozenset(("Process", "Container", "Pod", "Unit"))
 PIPE_PAIRS_MAX = 16
 _SHORT = {"UnixSocket": "unix", "SharedMemory": "shm", "Pipe": "pipe", "MessageQueue": "queue", "Semaphore": "sem"}
@@ -38,7 +40,7 @@ class Bundle:
         self.forward = self.backward = False
         self.links: list[int] = []
         self.things: dict[str, set[str]] = {}  # kind → ids of the endpoints and segments that the line passes
-        self.inner: tuple[Item, Item, Item] | None = None  # box around both, its child around each
+        self.inner = _between(first, second)  # box around both, its child around each
         self.points: list[tuple[float, float]] = []
         self.weight = 0.0
 
@@ -71,7 +73,8 @@ class Bundles:
             self._add(source, target, medium, index, edge.directed)
         for pipe, (writers, readers) in pipes.items():
             self._add_pipe(pipe, writers, readers)
-        self._set_inner()
+        for bundle in self.bundles.values():
+            bundle.inner[0].child_links += 1
 
     def _add_pipe(self, pipe: str, writers: list[tuple[str, int]], readers: list[tuple[str, int]]) -> None:
         """A pipe is a line from each writer to each reader, unless these are very many or one side is not known."""
@@ -99,7 +102,9 @@ class Bundles:
                 group = above
             above = above.parent
         found = group or item
-        if (item.kind in PORTS and group is None) or (group is not None and is_chip(group) and group.children[0].kind in PORTS):
+        if (item.kind in PORTS and group is None) or (
+            group is not None and is_chip(group) and group.children[0].kind in PORTS
+        ):
             home = found.parent
             while home is not None and home.kind in PORTS:
                 home = home.parent
@@ -136,20 +141,6 @@ class Bundles:
                 if kind in _SHORT or kind == "Socket":
                     bundle.things.setdefault(kind, set()).add(thing)
 
-    def _set_inner(self) -> None:
-        for bundle in self.bundles.values():
-            first, second = bundle.first, bundle.second
-            box = common_ancestor(first, second)
-            below = []
-            for end in (first, second):
-                child = end
-                while child is not box and child.parent is not box:
-                    assert child.parent is not None
-                    child = child.parent
-                below.append(child)
-            bundle.inner = (box, below[0], below[1])
-            box.child_links += 1
-
     def weigh(self) -> None:
         """Set the weights: what flows, or how many there are, against the most of the medium; three decades wide."""
         amounts: dict[tuple[str, bool], list[tuple[Bundle, float]]] = defaultdict(list)
@@ -157,10 +148,22 @@ class Bundles:
             amount = _amount([self.links[index].metrics for index in bundle.links])
             amounts[bundle.medium, amount is None].append((bundle, amount[1] if amount else len(bundle.links)))
         for found in amounts.values():
-            most = max(amount for _, amount in found)
-            for bundle, amount in found:
-                share = amount / most if most > 0 else 0.0
+            most = max(size for _, size in found)
+            for bundle, size in found:
+                share = size / most if most > 0 else 0.0
                 bundle.weight = round(max(0.0, 1 + math.log10(share) / 3), 3) if share > 0 else 0.0
+
+
+def _between(first: Item, second: Item) -> tuple[Item, Item, Item]:
+    """The smallest box around two items and its child around each (or the item itself, where it is that box)."""
+    box = common_ancestor(first, second)
+    return box, _child_around(box, first), _child_around(box, second)
+
+
+def _child_around(box: Item, item: Item) -> Item:
+    while item is not box and item.parent is not None and item.parent is not box:
+        item = item.parent
+    return item
 
 
 def _says_nesting(outer: Item, inner: Item, medium: str) -> bool:
@@ -219,7 +222,9 @@ def route_label(bundle: Bundle, links: list[Link]) -> str:
         words.append(f"{connections} conn." if connections > 1 else "")
     elif bundle.medium == "fabric":
         count_links = sum(finite(links[index].metrics, "links_count") or 0 for index in bundle.links)
-        words.append(f"NVLink ×{count_links:.0f}" if count_links else f"×{len(bundle.links)}" if len(bundle.links) > 1 else "")
+        words.append(
+            f"NVLink ×{count_links:.0f}" if count_links else f"×{len(bundle.links)}" if len(bundle.links) > 1 else ""
+        )
     elif not words and len(bundle.links) > 1:
         words.append(f"×{len(bundle.links)}")
     amount = _amount([links[index].metrics for index in bundle.links])

@@ -13,9 +13,9 @@ from gpuflight.vis.text import finite, human, human_bytes
 
 CHIP_KINDS = frozenset(
     (
-        "Thread", "Socket", "UnixSocket", "Pipe", "MessageQueue", "Semaphore", "NumaSet", "PciDevice", "Mount", "RdmaPort",
-        "RdmaQueuePair", "RdmaQueuePairEndpoint", "RdmaProtectionDomain", "RdmaMemoryRegion", "Device", "Stream", "Scope",
-        "CpuPackage", "SharedMemory",
+        "Thread", "Socket", "UnixSocket", "Pipe", "SharedMemory", "MessageQueue", "Semaphore", "NumaSet", "PciDevice",
+        "Mount", "RdmaPort", "RdmaQueuePair", "RdmaQueuePairEndpoint", "RdmaProtectionDomain", "RdmaMemoryRegion",
+        "Device", "Stream", "Scope", "CpuPackage",
     )
 )  # fmt: skip
 _ARGUMENT = re.compile(r"(--?[\w-]+=)?[\w./:-]{1,40}")  # worth showing on its own: an option with its value, a word
@@ -136,7 +136,9 @@ def _holder_lines(entity: Entity) -> list[str]:
 
 def _host_lines(entity: Entity) -> list[str]:
     attributes, metrics = entity.attributes, entity.metrics
-    words = [str(attributes[name])[:40] for name in ("kernel", "architecture", "virtualisation") if attributes.get(name)]
+    words = [
+        str(attributes[name])[:40] for name in ("kernel", "architecture", "virtualisation") if attributes.get(name)
+    ]
     cpus = finite(metrics, "cpus_count")
     if cpus is not None:
         words.append(f"{cpus:.0f} CPUs")

@@ -131,8 +131,13 @@ def _boxes(root: Item) -> list[Box]:
             count=item.count + sum(made[child].count for child in item.children),
         )
         if entity is not None:
-            box.attributes, box.metrics, box.unknown, box.ns = entity.attributes, entity.metrics, entity.unknown or {}, entity.ns
-        elif item.id in root_missing(item):
+            box.attributes, box.metrics, box.unknown, box.ns = (
+                entity.attributes,
+                entity.metrics,
+                entity.unknown or {},
+                entity.ns,
+            )
+        elif item.missing:
             box.missing = True
         else:
             box.synthetic = True
@@ -146,21 +151,12 @@ def _category(item: Item) -> str:
     return KIND_CATEGORY.get(kind, "group" if item.entity is None else "bus")
 
 
-def root_missing(item: Item) -> frozenset[str]:
-    """The ids that only edges name, when ``item`` stands among them."""
-    above = item.parent
-    while above is not None:
-        if above.id == "missing":
-            return frozenset((item.id,)) if not item.folds else frozenset()
-        above = above.parent
-    return frozenset()
-
-
 def _kinds(forest: Forest) -> list[LegendEntry]:
     counts = Counter(item.kind for item in forest.items.values() if item.entity is not None)
     ranks = {category: rank for rank, category in enumerate(CATEGORIES)}
     entries = [
-        LegendEntry(kind, KIND_NOUN.get(kind, kind), KIND_CATEGORY.get(kind, "bus"), count) for kind, count in counts.items()
+        LegendEntry(kind, KIND_NOUN.get(kind, kind), KIND_CATEGORY.get(kind, "bus"), count)
+        for kind, count in counts.items()
     ]
     return sorted(entries, key=lambda entry: (ranks[entry.category], entry.key))
 

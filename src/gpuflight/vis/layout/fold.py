@@ -31,20 +31,21 @@ def fold(forest: Forest) -> None:
     crowded = processes > forest.options.shown_processes_max
     for box in walk(forest.root):
         if len(box.children) > 0:
-            _fold_children(box, crowded, forest.options.siblings_max)
+            _fold_children(forest, box, crowded)
 
 
 class _Folder:
     """The children of one box on their way into groups."""
 
-    def __init__(self, box: Item) -> None:
+    def __init__(self, forest: Forest, box: Item) -> None:
+        self.forest = forest
         self.box = box
         self.rest = box.children
         self.groups: list[Item] = []
 
     def group(self, key: str, members: list[Item], label: str, rule: str) -> None:
         """Move ``members`` into a group box of their own."""
-        group = Item(f"group:{key}:{self.box.id}", "Group", label=label, ns=self.box.ns)
+        group = Item(self.forest.fresh_id(f"group:{key}:{self.box.id}"), "Group", label=label, ns=self.box.ns)
         group.rule = rule
         group.count = 0
         group.folds = True
@@ -70,16 +71,16 @@ class _Folder:
             self.box.adopt(item)
 
 
-def _fold_children(box: Item, crowded: bool, siblings_max: int) -> None:
-    folder = _Folder(box)
+def _fold_children(forest: Forest, box: Item, crowded: bool) -> None:
+    folder = _Folder(forest, box)
     _fold_kernel_threads(folder)
     _fold_ports(folder)
-    if box.kind == "Elsewhere" and box.id == "elsewhere":
+    if box.kind == "Elsewhere" and not box.children[0].missing:
         _fold_peers(folder)
     _fold_hardware(folder)
     _fold_workers(folder, crowded)
     _fold_idle(folder, crowded)
-    _fold_crowd(folder, siblings_max)
+    _fold_crowd(folder, forest.options.siblings_max)
     folder.finish()
 
 
@@ -127,7 +128,10 @@ def _fold_sockets(folder: _Folder, sockets: list[Item]) -> None:
     for protocol, members in sorted(by_protocol.items()):
         if len(members) > _PORTS["Socket"]:
             folder.group(
-                f"Socket:{protocol}", members, plural(len(members), f"{protocol} socket".strip()), "of one protocol in one box"
+                f"Socket:{protocol}",
+                members,
+                plural(len(members), f"{protocol} socket".strip()),
+                "of one protocol in one box",
             )
 
 
@@ -154,9 +158,15 @@ def _fold_hardware(folder: _Folder) -> None:
     if folder.box.kind not in ("Hardware", "Numa", "PciDevice"):
         return
     folder.take(
-        "virtual-nics", lambda item: item.kind == "Nic" and _bare(item), 2, "virtual network interface", "no device under it"
+        "virtual-nics",
+        lambda item: item.kind == "Nic" and _bare(item),
+        2,
+        "virtual network interface",
+        "no device under it",
     )
-    folder.take("virtual-disks", lambda item: item.kind == "Disk" and _bare(item), 2, "virtual disk", "no device, no rates")
+    folder.take(
+        "virtual-disks", lambda item: item.kind == "Disk" and _bare(item), 2, "virtual disk", "no device, no rates"
+    )
     folder.take("switches", lambda item: item.kind == "NvSwitch", 2, "NVSwitch", "the GPUs' switches, side by side")
 
 
@@ -166,7 +176,9 @@ def _bare(item: Item) -> bool:
     if entity is None or item.children or entity.attributes.get("pci_address"):
         return False
     if item.kind == "Disk":
-        return entity.attributes.get("model") in (None, "") and item.label.startswith(("loop", "ram", "zram", "nbd", "dm-"))
+        return entity.attributes.get("model") in (None, "") and item.label.startswith(
+            ("loop", "ram", "zram", "nbd", "dm-")
+        )
     return finite(entity.metrics, "speed_bits_per_s") is None or not entity.attributes.get("driver")
 
 
@@ -179,7 +191,9 @@ def _fold_workers(folder: _Folder, crowded: bool) -> None:
             by_name[item.label].append(item)
     for name, members in by_name.items():
         if len(members) >= SAME_NAME_MIN:
-            folder.group(f"same:{name}", members, f"{len(members)} × {name}", "same name, same parent, no GPU of their own")
+            folder.group(
+                f"same:{name}", members, f"{len(members)} × {name}", "same name, same parent, no GPU of their own"
+            )
 
 
 def _has_work(item: Item) -> bool:
@@ -207,7 +221,10 @@ def _fold_crowd(folder: _Folder, most: int) -> None:
             surplus = members[most:]
             noun = KIND_NOUN.get(kind, "entity")
             folder.group(
-                f"more:{kind}", surplus, f"{plural(len(surplus), noun)} more", f"beyond the {most} with most connections"
+                f"more:{kind}",
+                surplus,
+                f"{plural(len(surplus), noun)} more",
+                f"beyond the {most} with most connections",
             )
 
 

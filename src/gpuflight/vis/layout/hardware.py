@@ -14,7 +14,14 @@ HARDWARE_KINDS = frozenset(
         "RdmaDevice", "RdmaPort", "Device",
     )
 )  # fmt: skip
-DEVICE_KINDS = ("GPU", "NPU", "Nic", "RdmaDevice", "Disk", "Device")  # in the order in which one PCI function serves them
+DEVICE_KINDS = (
+    "GPU",
+    "NPU",
+    "Nic",
+    "RdmaDevice",
+    "Disk",
+    "Device",
+)  # in the order in which one PCI function serves them
 _ACCELERATORS = frozenset(("GPU", "NPU"))
 
 

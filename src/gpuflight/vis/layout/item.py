@@ -16,8 +16,9 @@ class Item:
     ``content_scale`` shrinks everything inside (groups)."""
 
     __slots__ = (
-        "bars", "child_links", "children", "content_scale", "count", "depth", "entity", "folds", "ground", "h", "header",
-        "id", "kind", "label", "lines", "ns", "order", "parent", "role", "rows", "rule", "scale", "score", "w", "x", "y",
+        "bars", "child_links", "children", "content_scale", "count", "depth", "entity", "folds", "ground", "h",
+        "header", "id", "kind", "label", "lines", "missing", "ns", "order", "parent", "role", "rows", "rule", "scale",
+        "score", "w", "x", "y",
     )  # fmt: skip
 
     def __init__(self, item_id: str, kind: str, entity: Entity | None = None, label: str = "", ns: str = "") -> None:
@@ -29,6 +30,7 @@ class Item:
         self.parent: Item | None = None
         self.children: list[Item] = []
         self.depth = 0
+        self.missing = False  # named by an edge, not in the graph
         self.role: Role = "card"
         self.lines: list[str] = []
         self.bars: list[Bar] = []
@@ -71,13 +73,11 @@ def walk(root: Item) -> list[Item]:
 def common_ancestor(first: Item, second: Item) -> Item:
     """The smallest item around both (or the one that is around the other). Depths must be set."""
     while first is not second:
-        if first.depth >= second.depth:
-            if first.parent is None:
-                return first
-            first = first.parent
-        else:
-            assert second.parent is not None  # depth > 0
-            second = second.parent
+        if first.depth < second.depth:
+            first, second = second, first
+        if first.parent is None:
+            return first
+        first = first.parent
     return first
 
 
@@ -105,6 +105,4 @@ def natural_key(text: str) -> tuple[tuple[int, int, str], ...]:
     parts = _NUMBER.split(text[:80])
     if len(parts) == 1:
         return ((1, 0, text),)
-    return tuple(
-        (0, int(part), "") if at % 2 else (1, 0, part) for at, part in enumerate(parts) if part
-    )
+    return tuple((0, int(part), "") if at % 2 else (1, 0, part) for at, part in enumerate(parts) if part)

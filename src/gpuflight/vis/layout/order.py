@@ -13,14 +13,17 @@ _GROUND = frozenset(("Hardware",))
 _KIND_ORDER = {
     kind: rank
     for rank, kind in enumerate(
-        ("Elsewhere", "Host", "Pod", "Container", "Unit", "CpuPackage", "Numa", "GPU", "NPU", "Process", "Nic", "RdmaDevice",
-         "Disk", "NvSwitch", "PciDevice")
+        (
+            "Elsewhere", "Host", "Pod", "Container", "Unit", "CpuPackage", "Numa", "GPU", "NPU", "Process", "Nic",
+            "RdmaDevice", "Disk", "NvSwitch", "PciDevice",
+        )
     )
 }  # fmt: skip
 
 
 def _kind_rank(item: Item) -> int:
-    return _KIND_ORDER["GPU" if item.kind == "PciDevice" and item.children else item.kind] if item.kind in _KIND_ORDER else 99
+    kind = "GPU" if item.kind == "PciDevice" and item.children else item.kind  # a switch stands for its GPUs
+    return _KIND_ORDER.get(kind, len(_KIND_ORDER))
 
 
 def _name_key(item: Item) -> tuple[tuple[int, int, str], ...]:
@@ -37,12 +40,9 @@ def order(root: Item, bundles: Iterable[Bundle]) -> None:
     everything = walk(root)
     boxes = [item for item in everything if len(item.children) > 1]
     for box in boxes:
-        box.children.sort(
-            key=lambda item: (item.folds, _kind_rank(item), _name_key(item), len(item.id), item.id)
-        )
+        box.children.sort(key=lambda item: (item.folds, _kind_rank(item), _name_key(item), len(item.id), item.id))
     pulls: dict[Item, list[Item]] = defaultdict(list)
     for bundle in bundles:
-        assert bundle.inner is not None
         box, _, _ = bundle.inner
         for end, other in ((bundle.first, bundle.second), (bundle.second, bundle.first)):
             item: Item | None = end
@@ -63,6 +63,6 @@ def order(root: Item, bundles: Iterable[Bundle]) -> None:
         for box in movable:
             weights: dict[int, float] = {}
             for child in box.children:
-                others = pulls.get(child)
-                weights[id(child)] = sum(o.order for o in others) / len(others) if others else child.order
+                ends = pulls.get(child)
+                weights[id(child)] = sum(end.order for end in ends) / len(ends) if ends else child.order
             box.children.sort(key=lambda item: (item.kind == "Hardware", item.folds, weights[id(item)]))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 
+from gpuflight.vis.layout.cards import CHIP_KINDS
 from gpuflight.vis.layout.item import Item, walk
 from gpuflight.vis.text import width
 
@@ -19,10 +20,7 @@ FIELD_W, FIELD_H = 132.0, 30.0  # where a group draws its members
 DEVICE_SCALE = 0.8  # what is inside a device (its PCI function, its ports) is drawn smaller
 CHIP_FIELD_W = 44.0  # the same of a group that is itself a chip
 _DEVICES = frozenset(("GPU", "NPU", "Nic", "RdmaDevice", "Disk"))
-_ENDPOINTS = frozenset(
-    ("Thread", "Socket", "UnixSocket", "Pipe", "MessageQueue", "Semaphore", "Stream", "RdmaQueuePair", "RdmaMemoryRegion",
-     "RdmaProtectionDomain", "PciDevice", "NumaSet", "Mount", "SharedMemory", "Device", "RdmaQueuePairEndpoint")
-)  # fmt: skip
+_ENDPOINTS = CHIP_KINDS - {"CpuPackage", "RdmaPort", "Scope"}
 
 
 def is_chip(item: Item) -> bool:
@@ -77,7 +75,9 @@ def _size_group(item: Item) -> None:
         left, top = 8.0, item.header
     area = sum((child.w + CHIP_GAP) * (child.h + CHIP_GAP) for child in item.children)
     aim = math.sqrt(area * field_w / field_h)
-    content_w, content_h = _rows(item, item.children, max(aim, max(child.w for child in item.children)), CHIP_GAP, 0.0, 0.0)
+    content_w, content_h = _rows(
+        item, item.children, max(aim, max(child.w for child in item.children)), CHIP_GAP, 0.0, 0.0
+    )
     scale = min(field_w / content_w, field_h / content_h, 0.8)
     item.content_scale = scale
     for child in item.children:
@@ -131,15 +131,14 @@ def _ratio(item: Item) -> float:
 def _pack_host(item: Item, hardware: Item, bands: list[list[Item]], target: float) -> tuple[float, float]:
     """A host: its software above, its hardware band under it, both of about one width; the width that suits best."""
     gap = _gap(item)
-    best: tuple[float, float, list[list[Item]]] | None = None
+    best = (math.inf, target, bands)
     for option in filter(None, (bands, _beside(bands))):
         for factor in (1.0, 0.75, 0.9, 1.15, 1.35, 1.6, 2.0):
             w, h = _host_at(item, hardware, option, target * factor, gap)
             ratio = w / h if h else 1.0
             cost = w * h * (1 + 0.6 * abs(math.log(ratio / GOLDEN))) * _rows_penalty(option)
-            if best is None or cost < best[0] - 1e-6:
+            if cost < best[0] - 1e-6:
                 best = (cost, target * factor, option)
-    assert best is not None
     w, h = _host_at(item, hardware, best[2], best[1], gap)
     hardware.w = max(hardware.w, w)
     _stretch(hardware)
@@ -212,15 +211,14 @@ def _pack_rows(
     widths = [target * factor for factor in (1.0, 0.7, 0.85, 1.2, 1.5, 2.0)]
     if count > 80 or count == 1:
         return _place_bands(item, bands, max(target, widest), gap)
-    best: tuple[float, float, list[list[Item]]] | None = None
+    best = (math.inf, target, bands)
     for option in filter(None, (bands, _beside(bands) if count < 200 else None)):
         for candidate in sorted({max(candidate, widest) for candidate in widths}):
             w, h = _place_bands(item, option, candidate, gap)
             ratio = w / h if h else 1.0
             cost = w * h * (1 + 0.7 * abs(math.log(ratio / aim))) * _rows_penalty(option)
-            if best is None or cost < best[0] - 1e-6:
+            if cost < best[0] - 1e-6:
                 best = (cost, candidate, option)
-    assert best is not None
     return _place_bands(item, best[2], best[1], gap)
 
 

@@ -22,7 +22,7 @@ class _Way:
     def __init__(self, bundle: Bundle) -> None:
         self.bundle = bundle
         self.xa = self.xb = 0.0
-        self.gutter: tuple[int, float, float] | None = None
+        self.gutter = (0, 0.0, 0.0)  # which one, its top and bottom
         self.lane = 0
 
 
@@ -31,7 +31,6 @@ def route(bundles: Iterable[Bundle]) -> None:
     ways: list[_Way] = []
     sides: dict[tuple[int, str], list[tuple[float, _Way, bool]]] = defaultdict(list)
     for bundle in bundles:
-        assert bundle.inner is not None
         box, below_a, below_b = bundle.inner
         a, b = bundle.first, bundle.second
         if box is a or box is b:
@@ -60,7 +59,9 @@ def route(bundles: Iterable[Bundle]) -> None:
 
 def _row(box: Item, child: Item) -> int:
     """Index of the row of ``box`` that ``child`` stands in, by its middle."""
-    return max(0, min(bisect_left([bottom for _, bottom in box.rows], child.y - box.y + child.h / 2), len(box.rows) - 1))
+    return max(
+        0, min(bisect_left([bottom for _, bottom in box.rows], child.y - box.y + child.h / 2), len(box.rows) - 1)
+    )
 
 
 def _gutter(box: Item, upper: int, below_a: Item, below_b: Item) -> tuple[int, float, float]:
@@ -118,10 +119,11 @@ def _spread(ends: list[tuple[float, _Way, bool]]) -> None:
 def _assign_lanes(ways: list[_Way]) -> None:
     gutters: dict[tuple[int, float, float], list[_Way]] = defaultdict(list)
     for way in ways:
-        assert way.gutter is not None
         gutters[way.gutter].append(way)
     for (_, top, bottom), crossing in gutters.items():
-        crossing.sort(key=lambda way: (min(way.xa, way.xb), -max(way.xa, way.xb), way.bundle.first.id, way.bundle.second.id))
+        crossing.sort(
+            key=lambda way: (min(way.xa, way.xb), -max(way.xa, way.xb), way.bundle.first.id, way.bundle.second.id)
+        )
         ends: list[float] = []  # where the last line of each lane ends
         for way in crossing:
             left, right = min(way.xa, way.xb), max(way.xa, way.xb)

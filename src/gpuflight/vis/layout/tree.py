@@ -38,6 +38,12 @@ class Forest:
         self.users: dict[str, list[str]] = defaultdict(list)  # thing → processes at its data edges
         self._read_edges()
 
+    def fresh_id(self, wanted: str) -> str:
+        """An id for a box of ours that no entity has."""
+        while wanted in self.items:
+            wanted += "'"
+        return wanted
+
     def _add_missing(self) -> None:
         missing: list[Item] = []
         items = self.items
@@ -46,6 +52,7 @@ class Forest:
                 if end not in items:
                     kind = end.partition("(")[0] if "(" in end else "?"
                     items[end] = item = Item(end, kind if kind.isidentifier() else "?", None, end)
+                    item.missing = True
                     missing.append(item)
         self.missing = missing
         if missing:
@@ -72,8 +79,6 @@ class Forest:
 
     def build(self) -> None:
         """Nest everything under ``root`` and set depths."""
-        for item in self.missing:
-            item.entity = None
         parents: dict[str, str] = {}
         by_pid = self._pids()
         for node_id, item in self.items.items():
@@ -123,7 +128,12 @@ class Forest:
         if item.kind not in ("Process", "Thread"):
             return holder
         owner = next(
-            (own for own in sorted(self.owners.get(item.id, ())) if items[own].entity is not None and own in items), None
+            (
+                own
+                for own in sorted(self.owners.get(item.id, ()))
+                if items[own].entity is not None and items[own].kind in ("Process", "Thread")
+            ),
+            None,
         )
         if owner is None and item.kind == "Process" and item.entity is not None:
             ppid = item.entity.attributes.get("ppid")  # graphs without Own edges between processes (old ones)
@@ -165,26 +175,29 @@ class Forest:
         A holder may itself be such a thing (a stream in a session), so those wait until their holder has its place.
         """
         placed = {item.id for item in walk(self.root)}
-        waiting = later
-        while waiting:
-            still: list[Item] = []
-            for item in waiting:
-                holders = self.holders.get(item.id) or self.owners.get(item.id) or ()
-                around = [h for h in holders if self.items[h].entity is not None and h != item.id]
-                if not around:
-                    around = [
-                        user for user in self.users.get(item.id, ()) if user in placed and self.items[user].entity is not None
-                    ]
-                if any(other not in placed for other in around):
-                    still.append(item)
+        opened: set[str] = set()
+        for start in later:
+            stack = [start]
+            while stack:
+                item = stack[-1]
+                if item.id in placed:
+                    stack.pop()
                     continue
-                self._place_around(item, around, frames)
+                around = self._around(item, placed)
+                first = [self.items[other] for other in around if other not in placed and other not in opened]
+                if first:
+                    opened.add(item.id)
+                    stack.extend(first)
+                    continue
+                # a holder that is not placed now waits for this one: they hold each other in a circle
+                self._place_around(item, [other for other in around if other in placed], frames)
                 placed.add(item.id)
-            if len(still) == len(waiting):  # they hold each other in a circle
-                frames.place(still[0])
-                still[0].depth = 2
-                placed.add(still.pop(0).id)
-            waiting = still
+                stack.pop()
+
+    def _around(self, item: Item, placed: set[str]) -> list[str]:
+        holders = self.holders.get(item.id) or self.owners.get(item.id) or ()
+        around = [holder for holder in holders if self.items[holder].entity is not None]
+        return around or [user for user in self.users.get(item.id, ()) if user in placed]
 
     def _place_around(self, item: Item, around: list[str], frames: _Frames) -> None:
         if not around:
@@ -224,7 +237,7 @@ class Forest:
     def _place_missing(self) -> None:
         if not self.missing:
             return
-        frame = Item("missing", "Elsewhere", label="Named by an edge, not in the graph")
+        frame = Item(self.fresh_id("missing"), "Elsewhere", label="Named by an edge, not in the graph")
         frame.count = 0
         self.root.adopt(frame)
         for item in self.missing:
@@ -265,7 +278,7 @@ class _Frames:
             root.adopt(item)
         elif self._far(item):
             if self.elsewhere is None:
-                self.elsewhere = Item("elsewhere", "Elsewhere", label="Network peers")
+                self.elsewhere = Item(self.forest.fresh_id("elsewhere"), "Elsewhere", label="Network peers")
                 self.elsewhere.count = 0
                 root.adopt(self.elsewhere)
             self.elsewhere.adopt(item)
@@ -285,7 +298,7 @@ class _Frames:
         host = self.hosts.get(ns)
         if host is None:
             name = ns or self.forest.options.environment.hostname or "This host"
-            self.hosts[ns] = host = Item(f"host:{ns}", "Host", label=name, ns=ns)
+            self.hosts[ns] = host = Item(self.forest.fresh_id(f"host:{ns}"), "Host", label=name, ns=ns)
             host.count = 0
             self.forest.root.adopt(host)
         return host
@@ -293,7 +306,9 @@ class _Frames:
     def _hardware_of(self, ns: str) -> Item:
         frame = self.hardware.get(ns)
         if frame is None:
-            self.hardware[ns] = frame = Item(f"hardware:{ns}", "Hardware", label="Hardware", ns=ns)
+            self.hardware[ns] = frame = Item(
+                self.forest.fresh_id(f"hardware:{ns}"), "Hardware", label="Hardware", ns=ns
+            )
             frame.count = 0
             self._host_of(ns).adopt(frame)
         return frame

@@ -15,6 +15,10 @@ from gpuflight.vis.text import clean, clean_value
 from gpuflight.vis.visual import CATEGORIES, GLYPHS, KIND_NOUN, MEDIA
 
 LABEL_LIMIT = 200
+BOX_COLUMNS = (
+    "id", "parent", "kind", "category", "role", "place", "scale", "header", "label", "lines", "bars", "count", "rule",
+    "flags", "facts",
+)  # fmt: skip
 ROLES = ("frame", "card", "chip", "group")
 QUIET_MEDIA = ("placement", "attribute")
 """Media that the viewer leaves out until the reader asks for them."""
@@ -58,8 +62,8 @@ def payload(layout: LayoutGraph) -> dict[str, Any]:
         "media": [[e.key, e.label, e.count, e.key not in QUIET_MEDIA] for e in layout.media],
         "nouns": KIND_NOUN,
         "style": {
-            "categories": {key: value for key, value in CATEGORIES.items()},
-            "media": {key: value for key, value in MEDIA.items()},
+            "categories": CATEGORIES,
+            "media": MEDIA,
             "glyphs": GLYPHS,
         },
         "coverage": [_cleaned(msgspec.to_builtins(line)) for line in layout.coverage],
@@ -82,12 +86,7 @@ def _time(time_ns: int) -> str:
 
 def _boxes(layout: LayoutGraph, words: _Table) -> tuple[dict[str, list[Any]], dict[str, int]]:
     """Boxes in columns, parents before children; -1 is the parent of the outermost."""
-    columns: dict[str, list[Any]] = {
-        name: [] for name in (
-            "id", "parent", "kind", "category", "role", "place", "scale", "header", "label", "lines", "bars", "count", "rule",
-            "flags", "facts",
-        )
-    }  # fmt: skip
+    columns: dict[str, list[Any]] = {name: [] for name in BOX_COLUMNS}
     index: dict[str, int] = {}
     roles = {role: number for number, role in enumerate(ROLES)}
     stack: list[tuple[Box, int]] = [(box, -1) for box in reversed(layout.boxes)]
@@ -120,7 +119,7 @@ def _facts(attributes: dict[str, Any], metrics: dict[str, Any], unknown: dict[st
     """Attributes, metrics and reasons for what is unknown; 0 when there is nothing to say."""
     if not attributes and not metrics and not unknown and not ns:
         return 0
-    facts = [_cleaned(attributes), _cleaned(metrics), _cleaned(unknown)]
+    facts: list[Any] = [_cleaned(attributes), _cleaned(metrics), _cleaned(unknown)]
     if ns:
         facts.append(clean(ns, LABEL_LIMIT))
     while facts and not facts[-1]:

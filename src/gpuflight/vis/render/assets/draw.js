@@ -21,10 +21,12 @@ class Painter {
     g.fillRect(0, 0, size.width, size.height);
     g.setTransform(r * view.k, 0, 0, r * view.k, r * view.x, r * view.y);
     this.seen = { x0: -view.x / view.k, y0: -view.y / view.k, x1: (size.width - view.x) / view.k, y1: (size.height - view.y) / view.k };
+    this.far = []; // large frames whose own words are too small to read
     const cards = this.frames();
     this.lines(scene.lines.filter((line) => !this.faded(line)), false);
     if (scene.dim) this.lines(scene.lines.filter((line) => this.faded(line)), true);
     for (const box of cards) this.card(box);
+    this.farLabels();
     this.lines(scene.extra, false);
     this.lineLabels([...scene.extra, ...scene.lines]);
     for (const i of scene.marked) this.ring(this.model.boxes[scene.shown[i]], palette.mark, 3);
@@ -122,7 +124,7 @@ class Painter {
     const g = this.context, p = this.palette, s = box.scale, k = this.view.k * s;
     const chip = box.h / s < 22 && !framed, title = chip ? 10.5 : 12;
     if (title * k < READABLE) {
-      if (framed && box.w * this.view.k > 80 && box.h * this.view.k > 36) this.farLabel(box);
+      if (framed && box.w * this.view.k > 80 && box.h * this.view.k > 36) this.far.push(box);
       return;
     }
     const middle = box.y + (chip ? box.h / 2 : 13 * s), size = chip ? 11 : 14;
@@ -140,14 +142,21 @@ class Painter {
     for (let at = 0; at < box.bars.length; at++, y += 15 * s) this.bar(box, box.bars[at], box.x + left, y, box.w - left - 9 * s);
   }
 
-  /* From afar a large frame still says what it is, in letters of the screen's size. */
-  farLabel(box) {
-    const g = this.context, size = 10.5 / this.view.k;
-    g.textBaseline = "middle"; g.textAlign = "left"; g.fillStyle = this.palette.ink;
-    const saved = box.fits;
-    box.fits = null; // another size: the cut for reading up close stays
-    this.text(box, "label", box.label, box.x + size * 0.5, box.y + size * 0.85, box.w - size, size, 600);
-    box.fits = saved;
+  /* From afar a large frame still says what it is, in letters of the screen's size; the outer one where two would meet. */
+  farLabels() {
+    const g = this.context, size = 10.5 / this.view.k, taken = [];
+    for (const box of this.far) {
+      g.textBaseline = "middle"; g.textAlign = "left"; g.fillStyle = this.palette.ink;
+      g.globalAlpha = this.alphaOf(box);
+      const width = Math.min(box.w, size * (1 + 0.62 * box.label.length)), x = box.x + size * 0.5, y = box.y + size * 0.85;
+      if (taken.some((other) => Math.abs(other.y - y) < size * 1.2 && x < other.x + other.width && other.x < x + width)) continue;
+      taken.push({ x, y, width });
+      const saved = box.fits;
+      box.fits = null; // another size: the cut for reading up close stays
+      this.text(box, "label", box.label, x, y, box.w - size, size, 600);
+      box.fits = saved;
+    }
+    g.globalAlpha = 1;
   }
 
   kindOf(box) { return box.role === "group" ? (box.children.length ? this.model.boxes[box.children[0]].kind : "Group") : box.kind; }

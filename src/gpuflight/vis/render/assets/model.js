@@ -11,6 +11,8 @@ async function readData() {
 }
 
 function unpack(data) {
+  data.nouns = Object.assign(Object.create(null), data.nouns); // kinds are names that others choose
+  data.style.glyphs = Object.assign(Object.create(null), data.style.glyphs);
   const c = data.boxes, words = data.words, count = c.id.length;
   const boxes = new Array(count);
   for (let i = 0; i < count; i++) {
