@@ -133,3 +133,15 @@ def test_what_may_not_be_read_is_said_every_round() -> None:
         (note,) = collector.notes.values()
         assert note.count == 4
         assert "CAP_SYS_PTRACE" in note.hint
+
+
+def test_a_pipe_leaked_to_hundreds_of_children_is_bounded_and_the_rest_counted() -> None:
+    world = World(*range(1, 301))
+    world.pipe(7, (1, "r"), *((pid, "w") for pid in range(2, 301)))
+    collector = PipesCollector()
+    for _ in range(2):  # in every round, though the table is gone through once
+        collector.losses.clear()
+        _, edges, _ = look(world, collector)
+        assert len(edges) == 256
+        assert ("Pipe(ino=7)", "p1") in edges  # the oldest stay
+        assert collector.losses == {"holders of pipes with very many holders": 44}

@@ -13,6 +13,10 @@ if TYPE_CHECKING:
     from gpuflight.sources.world import World
 
 
+MAX_HOLDERS = 256
+"""Most holders drawn of one pipe. More is a descriptor leaked to every child of a server: it says nothing more."""
+
+
 class _Drawn:
     """One pipe that connects processes: its entity, and its edges by process."""
 
@@ -28,7 +32,8 @@ class PipesCollector(Collector):
     """Pipes and fifos between processes: SendTo from every holder of a write end, to every holder of a read end.
 
     Ends that children inherited count: each holder may use them. The attribute ``ends`` of an edge says which its
-    process holds (r, w, rw). A pipe whose ends are all in one process is not drawn.
+    process holds (r, w, rw). A pipe whose ends are all in one process is not drawn. Of more than 256 holders the oldest
+    are drawn and the others counted.
     """
 
     expands = (nodes.Process, nodes.Pipe)
@@ -38,6 +43,7 @@ class PipesCollector(Collector):
         self._index: FdIndex | None = None
         self._drawn: dict[str, _Drawn] = {}
         self._of_process: dict[tuple[int, int], list[_Drawn]] = {}
+        self._left_out = 0
 
     def observe(self, world: World) -> None:
         index = world.procfs.fds()
@@ -47,11 +53,14 @@ class PipesCollector(Collector):
                 "run as root or grant CAP_SYS_PTRACE",
                 index.unreadable_pids,
             )
-        if index is self._index:  # nothing was opened, closed or ended anywhere
-            return
-        self._index = index
-        self._drawn, self._of_process = {}, {}
-        processes = world.procfs.processes()
+        if index is not self._index:  # otherwise nothing was opened, closed or ended anywhere
+            self._index = index
+            self._build(index, world.procfs.processes())
+        if self._left_out:
+            self.lose("holders of pipes with very many holders", self._left_out)
+
+    def _build(self, index: FdIndex, processes: dict[int, ProcStat]) -> None:
+        self._drawn, self._of_process, self._left_out = {}, {}, 0
         for inode, refs in index.pipes.items():
             if len(refs) > 1:
                 self._draw(nodes.Pipe(inode=inode), refs, processes)
@@ -84,6 +93,9 @@ class PipesCollector(Collector):
         ends = {pid: held for pid, held in ends.items() if pid in processes}
         if len(ends) < 2:
             return
+        if len(ends) > MAX_HOLDERS:
+            self._left_out += len(ends) - MAX_HOLDERS
+            ends = {pid: ends[pid] for pid in sorted(ends, key=lambda pid: processes[pid].start)[:MAX_HOLDERS]}
         drawn = self._drawn[node.id] = _Drawn(node)
         for pid, (reads, writes) in ends.items():
             stat = processes[pid]
