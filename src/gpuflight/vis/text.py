@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from typing import Any
 
 _UNSAFE = re.compile(
@@ -92,6 +93,7 @@ def human(name: str, value: Any) -> str:
     """A metric with the unit that its name ends with; text and everything that is not finite as it is."""
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         return str(value)
+    name = f"_{name}"  # the whole name may be a unit: bytes_per_s
     try:
         if not math.isfinite(value):
             return str(value)
@@ -113,7 +115,12 @@ def human(name: str, value: Any) -> str:
     return human_si(value, "") if abs(value) >= 1e5 else _short(abs(value)) if value >= 0 else "-" + _short(-value)
 
 
-def finite(metrics: dict[str, Any], name: str) -> float | None:
+def plain_dict(values: Mapping[str, Any]) -> dict[str, Any]:
+    """``values`` as a dictionary, itself if it is one: an element without any shares a read-only empty mapping."""
+    return values if type(values) is dict else dict(values)
+
+
+def finite(metrics: Mapping[str, Any], name: str) -> float | None:
     """A metric as a finite number, or None when it is absent or is none."""
     value = metrics.get(name)
     if isinstance(value, bool) or not isinstance(value, (int, float)):

@@ -11,7 +11,7 @@ from gpuflight.vis.layout.item import Item, common_ancestor
 from gpuflight.vis.layout.pack import is_chip
 from gpuflight.vis.layout.tree import Forest
 from gpuflight.vis.model import Link
-from gpuflight.vis.text import finite, human
+from gpuflight.vis.text import finite, human, plain_dict
 from gpuflight.vis.visual import QUIET_KINDS, medium_of
 
 PORTS = frozenset(
@@ -186,8 +186,8 @@ def _link(edge: Edge, kind: str, medium: str) -> Link:
         category=edge.category,
         medium=medium,
         directed=edge.directed,
-        attributes=edge.attributes,
-        metrics=edge.metrics,
+        attributes=plain_dict(edge.attributes),
+        metrics=plain_dict(edge.metrics),
         unknown=edge.unknown or {},
     )
 
@@ -201,7 +201,7 @@ def _amount(metrics: list[dict[str, Any]]) -> tuple[str, float] | None:
     names = sorted({name for values in metrics for name in values})
     for ending in _AMOUNTS:
         for name in names:
-            if name.endswith(ending) and "queue" not in name:
+            if f"_{name}".endswith(ending) and "queue" not in name:
                 found = [value for values in metrics if (value := finite(values, name)) is not None]
                 if found:
                     shown = name.removesuffix("_count") if name.startswith("bytes_") else name

@@ -16,7 +16,7 @@ from gpuflight.vis.layout.route import route
 from gpuflight.vis.layout.score import score
 from gpuflight.vis.layout.tree import Forest
 from gpuflight.vis.model import Box, LayoutGraph, LegendEntry, Route
-from gpuflight.vis.text import plural
+from gpuflight.vis.text import plain_dict, plural
 from gpuflight.vis.visual import CATEGORIES, KIND_CATEGORY, KIND_NOUN, MEDIA
 
 MARGIN = 24.0
@@ -112,16 +112,17 @@ def _boxes(root: Item) -> list[Box]:
         if item is root:
             continue
         entity = item.entity
+        digits = 2 if item.scale > 0.2 else 4 if item.scale > 0.005 else 7  # what is drawn small needs finer places
         box = Box(
             id=item.id,
             kind=item.kind,
             label=item.label,
             category=_category(item),
             role="group" if item.folds else item.role,
-            x=round(item.x, 2),
-            y=round(item.y, 2),
-            w=round(item.w, 2 if item.scale > 0.2 else 4),
-            h=round(item.h, 2 if item.scale > 0.2 else 4),
+            x=round(item.x, digits),
+            y=round(item.y, digits),
+            w=round(item.w, digits),
+            h=round(item.h, digits),
             scale=round(item.scale, 5),
             header=round(item.header, 2),
             lines=item.lines,
@@ -131,12 +132,8 @@ def _boxes(root: Item) -> list[Box]:
             count=item.count + sum(made[child].count for child in item.children),
         )
         if entity is not None:
-            box.attributes, box.metrics, box.unknown, box.ns = (
-                entity.attributes,
-                entity.metrics,
-                entity.unknown or {},
-                entity.ns,
-            )
+            box.attributes, box.metrics = plain_dict(entity.attributes), plain_dict(entity.metrics)
+            box.unknown, box.ns = entity.unknown or {}, entity.ns
         elif item.missing:
             box.missing = True
         else:

@@ -29,9 +29,12 @@ def fold(forest: Forest) -> None:
     """Put group boxes into the tree of ``forest``."""
     processes = sum(1 for item in forest.items.values() if item.kind == "Process" and item.parent is not None)
     crowded = processes > forest.options.shown_processes_max
+    inner: set[Item] = set()  # stands in a group already
     for box in walk(forest.root):
-        if len(box.children) > 0:
-            _fold_children(forest, box, crowded)
+        if box.parent is not None and (box.parent.folds or box.parent in inner):
+            inner.add(box)
+        if box.children:
+            _fold_children(forest, box, crowded, small=box in inner)
 
 
 class _Folder:
@@ -71,8 +74,12 @@ class _Folder:
             self.box.adopt(item)
 
 
-def _fold_children(forest: Forest, box: Item, crowded: bool) -> None:
+def _fold_children(forest: Forest, box: Item, crowded: bool, small: bool) -> None:
     folder = _Folder(forest, box)
+    if small:  # groups of work within groups of work would be too small to find
+        _fold_ports(folder)
+        folder.finish()
+        return
     _fold_kernel_threads(folder)
     _fold_ports(folder)
     if box.kind == "Elsewhere" and not box.children[0].missing:

@@ -58,22 +58,21 @@ def _size_leaf(item: Item) -> None:
 
 
 def _size_group(item: Item) -> None:
-    count = len(item.children)
+    area = sum((child.w + CHIP_GAP) * (child.h + CHIP_GAP) for child in item.children)
     if is_chip(item):
         item.header = 0.0
         field_w, field_h = CHIP_FIELD_W, CHIP_H - 6
-        text = width(item.label, TEXT) + 26
+        text = min(280.0, width(item.label, TEXT) + 26)
         item.w, item.h = text + field_w + 6, CHIP_H
         left, top = text, 3.0
     else:
-        grow = min(2.4 if item.score >= 1 else 1.25, max(0.8, math.sqrt(count / 24)))
+        grow = min(4.0 if item.score >= 1 else 1.25, max(0.8, math.sqrt(area / 300_000)))  # idle ones stay small
         field_w, field_h = FIELD_W * grow, FIELD_H * grow
         item.header = 24 + LINE * len(item.lines)
-        item.w = min(300.0, max(field_w + 16, width(item.label, TITLE) + 34))
+        item.w = max(field_w + 16, min(300.0, width(item.label, TITLE) + 34))
         field_w = item.w - 16
         item.h = item.header + field_h + 8
         left, top = 8.0, item.header
-    area = sum((child.w + CHIP_GAP) * (child.h + CHIP_GAP) for child in item.children)
     aim = math.sqrt(area * field_w / field_h)
     content_w, content_h = _rows(
         item, item.children, max(aim, max(child.w for child in item.children)), CHIP_GAP, 0.0, 0.0
@@ -267,7 +266,7 @@ def _rows(item: Item, band: list[Item], target: float, gap_x: float, top: float,
             and column is not None
             and not child.ground
             and column_y + gap_x + child.h <= row_h
-            and child.w <= column.w * 1.05
+            and child.w <= column.w
         ):
             child.x, child.y = column.x, top + y + column_y + gap_x
             column_y += gap_x + child.h

@@ -150,7 +150,7 @@ class Forest:
     def _cut_circles(self, parents: dict[str, str]) -> None:
         state: dict[str, int] = {}  # 1 on the way up now, 2 known to reach a root
         cut = 0
-        for start in parents:
+        for start in list(parents):
             way: list[str] = []
             node: str | None = start
             while node is not None and node not in state:

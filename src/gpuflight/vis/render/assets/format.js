@@ -1,7 +1,7 @@
 /* Numbers with the unit that their name ends with; the same rules as gpuflight.vis.text. */
 const BINARY = ["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 const DECIMAL = ["", "k", "M", "G", "T", "P", "E"];
-const UNITS = [["_bits_per_s", "bit/s"], ["_bytes_per_s", "B/s"], ["bytes_per_s", "B/s"], ["_gt_per_s", "GT/s"], ["_per_s", "/s"], ["_hz", "Hz"], ["_watts", "W"]];
+const UNITS = [["_bits_per_s", "bit/s"], ["_bytes_per_s", "B/s"], ["_gt_per_s", "GT/s"], ["_per_s", "/s"], ["_hz", "Hz"], ["_watts", "W"]];
 
 function short(size) {
   if (size >= 99.95 || Number.isInteger(size)) return size.toFixed(0);
@@ -16,6 +16,7 @@ function scaled(value, base, names) {
 
 function human(name, value) {
   if (typeof value !== "number") return plain(value);
+  name = `_${name}`; // the whole name may be a unit: bytes_per_s
   if (name.endsWith("_bytes")) return scaled(value, 1024, BINARY).join(" ");
   if (name.endsWith("_pct")) return `${signed(value)} %`;
   if (name.endsWith("_celsius")) return `${signed(value)} °C`;
@@ -38,7 +39,7 @@ function plain(value) {
 
 /* "memory_used_bytes" reads "memory used": the unit stands at the number. */
 const SUFFIX = /_(bits_per_s|bytes_per_s|gt_per_s|per_s|bytes|pct|celsius|ms|hz|watts|count)$/;
-function nameOf(metric) { return metric.replace(SUFFIX, "").replaceAll("_", " "); }
+function nameOf(metric) { return (metric.replace(SUFFIX, "") || metric).replaceAll("_", " "); }
 
 function counted(count, noun) {
   const text = count.toLocaleString("en").replaceAll(",", "\u202f");
