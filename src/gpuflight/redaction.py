@@ -30,7 +30,7 @@ _SECRET_ENDINGS = (
 _SECRET_WORDS = frozenset(
     ("pass", "auth", "authorization", "bearer", "cookie", "credential", "creds", "dsn", "sas", "secrets", "sig")
 ) | {"signature", "passcode", "passin", "passout"}
-_PASS_WORDS = re.compile(r"(?:db|user|smtp|http|https|ftp|redis|pg|mysql|my|root|admin|ssl|key|store)pass")
+_PASS_WORDS = re.compile(r"(?:db|ssh|user|smtp|http|https|ftp|redis|pg|mysql|my|root|admin|ssl|key|store)pass")
 _KEY_BEFORE = frozenset(
     (
         "access",
@@ -79,23 +79,31 @@ _TOKEN_OF_A_VOCABULARY = frozenset(
 ) | {"pad", "per", "prompt", "sep", "special", "start", "stop", "think", "trigger", "unk", "video", "vision"}
 _PLAIN_VALUES = frozenset(("", "true", "false", "yes", "no", "on", "off", "none", "null", "0", "1", REDACTED))
 
-_NAME_TAIL = r"(?:pass\w*|pwd|secrets?|token|key|auth|authorization|bearer|cookie|cred\w*|jwt|dsn|sas|sig|signature)"
+# Every pattern below takes linear time on any text: a name can only begin where no other could reach, runs are
+# possessive, and what is found is never looked at again.
 _NAME = re.compile(r"(?!\w+://)[\w.\-+/:\[\]]+")  # --x.token, -Dx.token, /p:token, ++model.token
-_VALUE = r"""\\?"(?:[^"\\]|\\[^"])*\\?"|\\?'[^']*'|[^\s"'&;,)}\]]+"""
-
-_ASSIGNMENT = re.compile(rf"""([\w.\-]*{_NAME_TAIL})(\\?["']?\s*[=:]\s*)({_VALUE})""", re.IGNORECASE)
-_OPTION = re.compile(rf"""(?<![\w-])(--?[\w.\-]*{_NAME_TAIL})(\s+)(?!-)({_VALUE})""", re.IGNORECASE)
+_ASSIGNMENT = re.compile(r"""(?<![\w.\-])([\w.\-]++)(\\?["']?\s*+[=:]\s*+)(?=\S)""")
+_OPTION = re.compile(r"""(?<![\w.\-])(-[\w.\-]++)(\s++)(?=[^\s-])""")
+_VALUE = re.compile(
+    r"""\\"(?:(?!\\").)*+(?:\\")?|\\'(?:(?!\\').)*+(?:\\')?|"(?:[^"\\]++|\\.)*+"?|'[^']*+'?|[^\s"'&;,)}\]]++""",
+    re.DOTALL,
+)
 _HEADER = re.compile(
-    r"\b((?:proxy-)?authorization|x-[\w-]*(?:key|token|auth|secret)|(?:set-)?cookie)(\\?[\"']?\s*:\s*\\?[\"']?)([^\"'\r\n]+)",
+    r"(?<![\w-])((?:proxy-)?authorization|x-[\w-]*(?:key|token|auth|secret)|(?:set-)?cookie)"
+    r"(\\?[\"']?\s*+:\s*+\\?[\"']?)([^\"'\r\n]+)",
     re.IGNORECASE,
 )
-_SCHEME = re.compile(r"\b(bearer|basic|negotiate|token)(\s+)([A-Za-z0-9+/=._~-]{8,})", re.IGNORECASE)
-# Greedy to the last @ of the word, since passwords hold @ and / unescaped more often than they should; a port is none.
-_URL_PASSWORD = re.compile(r"""(://[^\s/:@?#"']*:)(?!\d{1,5}(?:[/?#]|$))([^\s"']*)(?=@)""")
-_URL_TOKEN = re.compile(r"(://)([A-Za-z0-9_.~%-]{20,})(?=@)")
-_PRIVATE_KEY = re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.DOTALL)
+_SCHEME = re.compile(r"\b(bearer|basic|negotiate|token)(\s++)([A-Za-z0-9+/=._~-]{8,}+)", re.IGNORECASE)
+_URL = re.compile(r"""[^\s"']++""")
+_PORT = re.compile(r"\d{1,5}(?:[/?#]|$)")
+_URL_TOKEN_CHARS = 20
+_NAME_CHARS = 100
+_QUOTE = re.compile(r"""\\?["']""")
+_PRIVATE_KEY = re.compile(
+    r"(-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----).*?(-----END [A-Z ]{0,30}PRIVATE KEY-----|\Z)", re.DOTALL
+)
 _SHAPES = re.compile(
-    r"(?<![A-Za-z0-9])(?:"
+    r"(?<![\w-])(?:"
     r"A(?:KI|SI|ROA|IDA)A[0-9A-Z]{12,}"  # AWS
     r"|gh[pousr]_[A-Za-z0-9]{16,}|github_pat_\w{16,}|glpat-[\w-]{16,}"
     r"|hf_[A-Za-z0-9]{16,}|sk[-_][\w-]{16,}|[rp]k_(?:live|test)_\w{16,}|nvapi-[\w-]{16,}|r8_\w{20,}"
@@ -203,12 +211,12 @@ def redact_text(text: str) -> str:
         return text
     text = _PRIVATE_KEY.sub(rf"\1{REDACTED}\2", text)
     text = _HEADER.sub(rf"\1\2{REDACTED}", text)
-    text = _URL_PASSWORD.sub(rf"\1{REDACTED}", text)
-    text = _URL_TOKEN.sub(rf"\1{REDACTED}", text)
+    if "://" in text and "@" in text:
+        text = _URL.sub(_replace_userinfo, text)
     text = _SHAPES.sub(REDACTED, text)
     text = _SCHEME.sub(rf"\1\2{REDACTED}", text)
-    text = _ASSIGNMENT.sub(_replace_value, text)
-    return _OPTION.sub(_replace_value, text)
+    text = _replace_values(_ASSIGNMENT, text)
+    return _replace_values(_OPTION, text)
 
 
 def redact_environ(environ: Mapping[str, str]) -> dict[str, str]:
@@ -285,11 +293,42 @@ def _replace_password(user: str) -> str:
     return user
 
 
-def _replace_value(match: re.Match[str]) -> str:
-    name, separator, value = match.groups()
-    if not is_secret_name(name) or value.lower() in _PLAIN_VALUES:
-        return match[0]
-    quote = re.match(r"""\\?["']""", value)
-    if quote is None:
-        return f"{name}{separator}{REDACTED}"
-    return f"{name}{separator}{quote[0]}{REDACTED}{quote[0]}"
+def _replace_values(names: re.Pattern[str], text: str) -> str:
+    """Replace what follows a secret name; after any other name go on at once: its value may hold another one."""
+    parts: list[str] = []
+    done = 0
+    found = names.search(text)
+    while found is not None:
+        end = found.end()
+        if is_secret_name(found[1][-_NAME_CHARS:]):
+            value = _VALUE.match(text, end)
+            if value is not None and value[0].strip("\"'\\").lower() not in _PLAIN_VALUES:
+                quote = _QUOTE.match(value[0])
+                mark = quote[0] if quote is not None else ""
+                closing = mark if mark and value[0].endswith(mark) and len(value[0]) > len(mark) else ""
+                parts += (text[done:end], mark, REDACTED, closing)
+                done = end = value.end()
+        found = names.search(text, end)
+    return "".join((*parts, text[done:])) if parts else text
+
+
+def _replace_userinfo(match: re.Match[str]) -> str:
+    """``scheme://user:password@`` and ``scheme://token@`` in one word.
+
+    The password ends at the last ``@`` and may hold ``/``, unescaped as they should not be; a port is none.
+    """
+    word = match[0]
+    if "://" not in word or "@" not in word:
+        return word
+    parts = word.split("://")
+    for position in range(1, len(parts)):
+        userinfo, at, rest = parts[position].rpartition("@")
+        if not at:
+            continue
+        user, colon, password = userinfo.partition(":")
+        if colon and not any(mark in user for mark in "/?#"):
+            if not _PORT.match(password):
+                parts[position] = f"{user}:{REDACTED}@{rest}"
+        elif len(userinfo) >= _URL_TOKEN_CHARS and not any(mark in userinfo for mark in "/?#"):
+            parts[position] = f"{REDACTED}@{rest}"
+    return "://".join(parts)
