@@ -270,8 +270,8 @@ class _Writer:
         return head + (": " + ", ".join(shown) if shown else "")
 
     def _edges(self, node: str) -> list[Edge]:
-        edges = [*self.flows.get(node, ()), *self.wiring.get(node, ())]
-        return sorted(edges, key=self._edge_order)
+        edges = self.flows.get(node, []) + self.wiring.get(node, [])
+        return sorted(edges, key=self._edge_order) if len(edges) > 1 else edges
 
     def _edge_order(self, edge: Edge) -> tuple[object, ...]:
         sameness = map(str, self._sameness(edge))
@@ -349,7 +349,9 @@ def _text(value: object) -> str:
 
 def _clip(text: str) -> str:
     """One line, printable, not too long; the text of a stranger's command line may hold anything."""
-    clean = "".join(char if char.isprintable() else "�" for char in text[: TEXT_LIMIT + 1])
+    clean = text[: TEXT_LIMIT + 1]
+    if not clean.isprintable():
+        clean = "".join(char if char.isprintable() else "�" for char in clean)
     return clean if len(clean) <= TEXT_LIMIT else clean[: TEXT_LIMIT - 1] + "…"
 
 

@@ -125,10 +125,11 @@ def _reference(entity: Entity) -> str:
     return f"{entity.kind} {where}{identity}"
 
 
-def natural_key(text: str) -> tuple[tuple[int, int | str], ...]:
-    """Sort key in which ``eth2`` comes before ``eth10``."""
-    return tuple(
-        (0, int(part)) if part.isascii() and part.isdigit() and len(part) < 20 else (1, part)
-        for part in re.split(r"(\d+)", text)
-        if part
-    )
+_DIGITS = re.compile("([0-9]{1,18})")
+
+
+def natural_key(text: str) -> list[str | int]:
+    """Sort key in which ``eth2`` comes before ``eth10``: text and numbers in turns, so that keys always compare."""
+    parts: list[str | int] = list(_DIGITS.split(text))
+    parts[1::2] = map(int, parts[1::2])
+    return parts

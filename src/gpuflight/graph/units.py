@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 _BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _DECIMAL = ("", "k", "M", "G", "T", "P")
 
@@ -24,8 +26,17 @@ _UNITS: tuple[tuple[str, str, str], ...] = (
     ("_ms", " ms", "plain"),
     ("_1min", "", "plain"),
     ("_s", " s", "plain"),
-    ("_count", "", "count"),
+    ("_count", "", "plain"),
 )
+
+
+@lru_cache(maxsize=4096)
+def _unit(name: str) -> tuple[str, str, str]:
+    """What is left of a metric's name without its unit, as words; the unit; how it is scaled."""
+    for suffix, unit, scale in _UNITS:
+        if name.endswith(suffix):
+            return name[: -len(suffix)].replace("_", " ") or name, unit, scale
+    return name.replace("_", " "), "", "plain"
 
 
 def human(name: str, value: float) -> str:
@@ -33,24 +44,17 @@ def human(name: str, value: float) -> str:
 
     Bytes are scaled by 1024, rates and frequencies by 1000, counts are never rounded.
     """
-    for suffix, unit, scale in _UNITS:
-        if name.endswith(suffix):
-            if scale == "binary":
-                return _binary(value)
-            if scale == "decimal":
-                return _decimal(value, unit)
-            if scale == "count":
-                return short_number(value) if isinstance(value, float) else str(value)
-            return short_number(value) + (unit if unit[:1] in ("", " ") else f" {unit}")
-    return short_number(value) if isinstance(value, float) else str(value)
+    _, unit, scale = _unit(name)
+    if scale == "binary":
+        return _binary(value)
+    if scale == "decimal":
+        return _decimal(value, unit)
+    return short_number(value) + (unit if unit[:1] in ("", " ") else f" {unit}")
 
 
 def quantity(name: str) -> str:
     """What a metric's name says apart from its unit, as words: ``memory_used_bytes`` is ``memory used``."""
-    for suffix, _, _ in _UNITS:
-        if name.endswith(suffix):
-            return name[: -len(suffix)].replace("_", " ") or name
-    return name.replace("_", " ")
+    return _unit(name)[0]
 
 
 def short_number(value: float) -> str:
