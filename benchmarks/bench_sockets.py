@@ -1,11 +1,11 @@
 """CPU time of a round's sockets with their owners: gpuflight against psutil, beside the bare dump.
 
-Makes N loopback TCP sockets and lets all sides read them in turn, R times, in one run; prints the medians and the ratio.
+Makes N loopback TCP sockets and P idle processes, lets all sides look in turn, R times, in one run.
 ``first`` is a collector that sees every socket for the first time; ``round`` is one that saw them a round before and
 of which a tenth of the connections moved data since. Nothing of psutil's does what the collector does besides: join
 both ends, rtt, retransmits, bytes, rates.
 
-    python benchmarks/bench_sockets.py [--sockets 5000] [--rounds 7]
+    python benchmarks/bench_sockets.py [--sockets 5000] [--processes 1000] [--rounds 7]
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import gc
 import resource
 import socket
 import statistics
+import subprocess
 import time
 from collections.abc import Callable
 
@@ -36,7 +37,7 @@ def cpu_ms(work: Callable[[], object]) -> float:
 
 def make_sockets(count: int) -> tuple[socket.socket, list[socket.socket]]:
     """A listener and ``count`` connected sockets, in pairs."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     listener = socket.create_server(("127.0.0.1", 0), backlog=1024)
     ends: list[socket.socket] = []
@@ -49,9 +50,23 @@ def make_sockets(count: int) -> tuple[socket.socket, list[socket.socket]]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sockets", type=int, default=5000)
+    parser.add_argument("--processes", type=int, default=1000)
     parser.add_argument("--rounds", type=int, default=7)
     options = parser.parse_args()
     listener, ends = make_sockets(options.sockets)
+    sleepers = [subprocess.Popen(["sleep", "600"]) for _ in range(options.processes)]
+    try:
+        measure(ends, options.rounds)
+    finally:
+        for sleeper in sleepers:
+            sleeper.kill()
+        for sleeper in sleepers:
+            sleeper.wait()
+        listener.close()
+
+
+def measure(ends: list[socket.socket], rounds: int) -> None:
+    """Let all sides look in turn, and print what they took."""
     world, collector = open_world(), Sockets()
     number = 0
     shown = 0
@@ -82,7 +97,7 @@ def main() -> None:
     def take(name: str, milliseconds: float) -> None:
         times.setdefault(name, []).append(milliseconds)
 
-    for turn in range(options.rounds):
+    for turn in range(rounds):
         for client in ends[turn % 10 * 2 :: 20]:
             client.send(b"x")
         take("floor: bare inet_diag dump", cpu_ms(floor))
@@ -104,14 +119,15 @@ def main() -> None:
         take("gpuflight, round: owners (shared with other collectors)", owners)
         take("gpuflight, round: join, entities, edges", rest)
         take("gpuflight, round", dump + owners + rest)
-    print(f"{len(ends) + 1} TCP sockets, {shown} entities and edges; CPU ms, median of {options.rounds} (range)")
+    processes = len(world.procfs.processes())
+    print(f"{len(ends) + 1} TCP sockets, {processes} processes, {shown} entities and edges")
+    print(f"CPU ms, median of {rounds} (range)")
     for name, taken in times.items():
         print(f"  {name:<58}{statistics.median(taken):8.2f}  ({min(taken):.2f}-{max(taken):.2f})")
     for name in ("gpuflight, first", "gpuflight, round"):
         pairs = zip(times["psutil.net_connections('inet')"], times[name], strict=True)
         ratio = statistics.median(peer / ours for peer, ours in pairs)
         print(f"ratio psutil / {name}: {ratio:.2f}")
-    listener.close()
 
 
 if __name__ == "__main__":

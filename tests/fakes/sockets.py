@@ -10,8 +10,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
+from msgspec.structs import replace
+
 from gpuflight.sources.clock import ManualClock
-from gpuflight.sources.netlink import InetSocket, InetTable, TcpInfo, UnixSocketRecord, UnixTable, endpoint
+from gpuflight.sources.netlink import InetSocket, InetTable, TcpInfo, UnixSocketRecord, UnixTable, inet_socket
+from gpuflight.sources.netlink.records import TCP_STATES
 from gpuflight.sources.procfs import FdIndex, FdRef, ProcStat, parse_stat
 
 OWN = 4026531840
@@ -302,31 +305,21 @@ def inet(
     drops: int | None = 0,
 ) -> InetSocket:
     """One internet socket as Netlink gives it."""
-    text = endpoint(*local)
-    other = endpoint(*remote) if remote else ""
     bound = "LISTEN" if protocol == "tcp" else "UNCONN"
-    return InetSocket(
-        key=(netns, protocol, text, other),
-        mirror=(netns, protocol, other, text),
-        netns=netns,
-        protocol=protocol,
-        local=text,
-        remote=other,
-        local_address=local[0],
-        local_port=local[1],
-        remote_address=remote[0] if remote else "",
-        remote_port=remote[1] if remote else 0,
-        loopback=any(end[0].startswith("127.") or end[0] == "::1" for end in (local, remote) if end),
-        state=state or ("ESTABLISHED" if remote else bound),
-        inode=inode,
-        uid=uid,
-        cookie=inode,
-        recv_queue=recv_queue,
-        send_queue=send_queue,
-        send_buffer_bytes=87040,
-        drops=drops,
-        tcp=tcp,
+    made = inet_socket(
+        netns,
+        protocol,
+        local,
+        remote or ("", 0),
+        TCP_STATES.index("ESTABLISHED"),
+        inode,
+        uid,
+        inode,
+        (recv_queue, send_queue),
+        (None, 87040, drops),
+        tcp,
     )
+    return replace(made, state=state or ("ESTABLISHED" if remote else bound))
 
 
 def info(

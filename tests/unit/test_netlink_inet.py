@@ -11,6 +11,7 @@ from tests.fakes.sockets import done, inet_message, tcp_info
 
 from gpuflight.sources.netlink.inet_diag import InetParser
 from gpuflight.sources.netlink.proc_tables import InetTableParser, hex_address, parse_sockstat
+from gpuflight.sources.netlink.records import inet_key
 
 A, B = ("10.0.0.5", 29500), ("10.0.0.9", 41000)
 MAPPED = ("::ffff:10.0.0.5", 29500), ("::ffff:10.0.0.9", 41000)
@@ -27,7 +28,8 @@ def test_tcp_socket() -> None:
     assert (found.local, found.remote, found.state) == ("10.0.0.5:29500", "10.0.0.9:41000", "ESTABLISHED")
     assert (found.inode, found.uid, found.recv_queue, found.send_queue) == (77, 1000, 5, 6)
     assert (found.recv_buffer_bytes, found.send_buffer_bytes) == (131072, 2626560)
-    assert found.mirror == (0, "tcp", found.remote, found.local)
+    assert found.id == "Socket(tcp,10.0.0.5:29500)"
+    assert found.mirror == inet_key(0, "tcp", found.remote, found.local)
     info = found.tcp
     assert (info.rtt_us, info.retransmits, info.bytes_sent, info.bytes_received) == (250, 3, 5000, 700)
     assert (info.segments_sent, info.busy_us) == (9, 1000)

@@ -604,9 +604,8 @@ def test_what_is_gone_is_forgotten(world: FakeWorld) -> None:
     look(world, collector=collector)
     assert not collector._links
     assert not collector._endpoints.all
-    assert not collector._endpoints._ids
-    assert not collector._owners._belongs
-    assert not collector._owners._last_belongs
+    assert not collector._endpoints._groups
+    assert not collector._known
 
 
 @pytest.mark.parametrize("listening", [LO, "0.0.0.0"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import is_
 from typing import Any, NamedTuple
 
 from msgspec import Struct
@@ -42,11 +43,6 @@ class Endpoint(Struct, gc=False):
         return any(not socket.remote for socket in self.sockets)
 
 
-def socket_id(protocol: str, local: str, netns: int) -> str:
-    """The id of the Socket entity of an endpoint."""
-    return f"Socket({protocol},{local},netns={netns})" if netns else f"Socket({protocol},{local})"
-
-
 class Endpoints:
     """The endpoints of one round. ``begin`` with the sockets, ``add_…`` what connections bring, then ``finish``."""
 
@@ -54,45 +50,36 @@ class Endpoints:
         self.all: dict[str, Endpoint] = {}
         self._owners = owners
         self._joins: SocketJoins | None = None
-        self._ids: dict[InetKey, str] = {}
         self._groups: dict[str, list[InetSocket]] = {}
         self._peers: dict[str, Peer] = {}
         self._bound: dict[InetKey, InetSocket] = {}
-        self._same_listeners = False
+        self._listening: dict[InetKey, int] = {}
+        self.same_listeners = False
+        """Whether the same sockets listen as in the round before."""
 
     def begin(self, sockets: list[InetSocket], joins: SocketJoins) -> None:
         """Group the sockets of this round; the closed ones belong nowhere yet."""
         self._joins = joins
         self._peers = {}
-        known = self._ids
-        ids: dict[InetKey, str] = {}
         groups: dict[str, list[InetSocket]] = {}
         bound: dict[InetKey, InetSocket] = {}
         for socket in sockets:
-            if is_closed(socket):
+            if not socket.inode and is_closed(socket):
                 continue
-            key = socket.key
-            id_ = known.get(key)
-            if id_ is None:
-                id_ = socket_id(socket.protocol, socket.local, socket.netns)
-            ids[key] = id_
-            group = groups.get(id_)
+            group = groups.get(socket.id)
             if group is None:
-                groups[id_] = [socket]
+                groups[socket.id] = [socket]
             else:
                 group.append(socket)
             if not socket.remote:
-                bound[key] = socket
-        self._same_listeners = bound.keys() == self._bound.keys()
-        self._ids, self._groups, self._bound = ids, groups, bound
-
-    def id_of(self, socket: InetSocket) -> str:
-        """The id of the endpoint that a socket is at."""
-        return self._ids.get(socket.key) or socket_id(socket.protocol, socket.local, socket.netns)
+                bound[socket.key] = socket
+        listening = {key: socket.inode for key, socket in bound.items()}
+        self.same_listeners = listening == self._listening
+        self._groups, self._bound, self._listening = groups, bound, listening
 
     def add_closed(self, socket: InetSocket) -> None:
         """Show the endpoint of a closed socket."""
-        self._groups.setdefault(self.id_of(socket), []).append(socket)
+        self._groups.setdefault(socket.id, []).append(socket)
 
     def add_peer(self, peer: Peer) -> None:
         """Show an end that is no socket here, unless it turns out to be an endpoint."""
@@ -102,8 +89,21 @@ class Endpoints:
         """Make ``all``."""
         before, self.all = self.all, {}
         accepted = self._accepted()
+        owners = self._owners.by_inode
         for id_, group in self._groups.items():
-            self.all[id_] = self._endpoint(id_, group, accepted.get(id_, 0), before.get(id_))
+            known = before.get(id_)
+            if (  # most are as they were
+                known is not None
+                and len(group) == 1
+                and known.sockets
+                and known.sockets[0] is group[0]
+                and known.owners == owners.get(group[0].inode)
+                and self.same_listeners
+                and id_ not in accepted
+            ):
+                self.all[id_] = known
+            else:
+                self.all[id_] = self._endpoint(id_, group, accepted.get(id_, 0), known)
         for id_, peer in self._peers.items():
             if id_ not in self.all:
                 self.all[id_] = self._absent(peer, before.get(id_))
@@ -112,16 +112,16 @@ class Endpoints:
 
     def _accepted(self) -> dict[str, int]:
         """How many connections each bound endpoint serves, those on concrete addresses of a wildcard too."""
-        counts: dict[str, int] = dict.fromkeys(map(self.id_of, self._bound.values()), 0)
+        counts: dict[str, int] = {socket.id: 0 for socket in self._bound.values()}
         ports = {socket.local_port for socket in self._bound.values()}
         for group in self._groups.values():
             first = group[0]
             if first.local_port not in ports:
                 continue
-            connected = sum(1 for socket in group if socket.remote and not is_closed(socket))
+            connected = sum(1 for socket in group if socket.remote and (socket.inode or not is_closed(socket)))
             listener = self._listener(first) if connected else None
             if listener is not None:
-                counts[self.id_of(listener)] += connected
+                counts[listener.id] += connected
         return counts
 
     def _listener(self, socket: InetSocket) -> InetSocket | None:
@@ -132,14 +132,12 @@ class Endpoints:
         owners = self._owners_of(group, known)
         if (
             known is not None
+            and self.same_listeners
             and known.owners == owners
             and known.accepted == accepted
-            and self._same_listeners
             and len(known.sockets) == len(group)
-            and all(map(_is, known.sockets, group))
+            and all(map(is_, known.sockets, group))
         ):
-            for owner in owners:  # keeps the edges remembered
-                self._owners.belong(id_, owner)
             return known
         first = next((socket for socket in group if not socket.remote), group[0])
         attributes: dict[str, Any] = {"state": first.state, "uid": first.uid}
@@ -147,7 +145,7 @@ class Endpoints:
             attributes["inode"] = first.inode
         listener = self._listener(first) if first.remote else None
         if listener is not None:
-            attributes["listener"] = self.id_of(listener)
+            attributes["listener"] = listener.id
         entity = nodes.Socket(
             id=id_,
             protocol=first.protocol,
@@ -158,17 +156,20 @@ class Endpoints:
         )
         if known is not None and known.entity == entity:
             entity = known.entity
-        belongs = [self._owners.belong(id_, owner) for owner in owners]
+        belongs = known.belongs if known is not None else []
+        if known is None or known.owners != owners:
+            belongs = self._owners.belongs(id_, owners, belongs)
         return Endpoint(id_, group, owners, accepted, entity, belongs)
 
     def _owners_of(self, group: list[InetSocket], known: Endpoint | None) -> tuple[str, ...]:
         if len(group) == 1:
             return self._owners_of_one(group[0], known)
-        found: dict[str, None] = {}
-        for socket in group:
-            for owner in self._owners_of_one(socket, known):
-                found[owner] = None
-        return tuple(found)
+        by_inode = self._owners.by_inode
+        found = {by_inode.get(socket.inode, ()) for socket in group if socket.inode}
+        found |= {self._owners_of_one(socket, known) for socket in group if not socket.inode}
+        if len(found) == 1:
+            return next(iter(found))
+        return tuple(sorted({owner for owners in found for owner in owners}, key=_pid))
 
     def _owners_of_one(self, socket: InetSocket, known: Endpoint | None) -> tuple[str, ...]:
         if socket.inode:
@@ -187,21 +188,19 @@ class Endpoints:
         if peer.reached:
             listener = self._joins.listener(peer.netns, peer.protocol, peer.address, peer.port)
         owners = self._owners.of(listener.inode) if listener is not None and listener.inode else ()
-        if known is not None and not known.sockets and known.owners == owners and self._same_listeners:
-            for owner in owners:
-                self._owners.belong(peer.id, owner)
+        if known is not None and not known.sockets and known.owners == owners and self.same_listeners:
             return known
         attributes: dict[str, Any] = {"remote": True} if peer.remote else {}
         if listener is not None:
-            attributes["listener"] = self.id_of(listener)
+            attributes["listener"] = listener.id
         entity = nodes.Socket(
             id=peer.id, protocol=peer.protocol, address=peer.local, netns=peer.netns, attributes=attributes
         )
-        return Endpoint(peer.id, [], owners, 0, entity, [self._owners.belong(peer.id, owner) for owner in owners])
+        return Endpoint(peer.id, [], owners, 0, entity, self._owners.belongs(peer.id, owners, []))
 
 
-def _is(one: object, other: object) -> bool:
-    return one is other
+def _pid(process: str) -> int:
+    return int(process[len("Process(pid=") :].partition(",")[0])
 
 
 def _metrics(group: list[InetSocket], first: InetSocket, accepted: int) -> dict[str, Metric]:

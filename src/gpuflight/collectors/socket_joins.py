@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Container
-from typing import TYPE_CHECKING
+from collections.abc import Callable
 
 from msgspec import Struct
 
-from gpuflight.sources.netlink import InetKey, InetSocket, InetTable
-
-if TYPE_CHECKING:
-    from gpuflight.sources.netlink import Flow
+from gpuflight.sources.netlink import Flow, InetKey, InetSocket, InetTable
 
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - compared, never bound
 _CLOSED = frozenset(("TIME_WAIT", "FIN_WAIT1", "FIN_WAIT2", "CLOSING", "LAST_ACK"))
 
-Translations = Callable[[], "dict[Flow, Flow]"]
+Translations = Callable[[], dict[Flow, Flow]]
 
 
 class Connection(Struct, gc=False):
@@ -37,34 +33,52 @@ class SocketJoins:
     """
 
     def __init__(
-        self, table: InetTable, certain: Container[InetKey] = (), translations: Translations | None = None
+        self,
+        table: InetTable,
+        known: dict[InetKey, Connection] | None = None,
+        translations: Translations | None = None,
     ) -> None:
-        self._connected: dict[InetKey, InetSocket] = {}
         self._bound: dict[tuple[int, str, str, int], InetSocket] = {}
         self._addresses = table.addresses
-        self._certain = certain
+        self._known = known if known is not None else {}
         self._translations = translations
+        connected = {socket.key: socket for socket in table.sockets if socket.remote}
+        others = 0
         for socket in table.sockets:
             if not socket.remote:
+                others += 1
                 self._bound.setdefault((socket.netns, socket.protocol, socket.local_address, socket.local_port), socket)
-            elif (known := self._connected.setdefault(socket.key, socket)) is not socket and is_closed(known):
-                self._connected[socket.key] = socket
+        if len(connected) + others < len(table.sockets):  # one address used twice: what is alive, and came first
+            for socket in reversed(table.sockets):
+                if socket.remote and not (is_closed(socket) and not is_closed(connected[socket.key])):
+                    connected[socket.key] = socket
+        self._connected = connected
         self._by_address: dict[str, set[int]] | None = None
 
     def connections(self) -> list[Connection]:
         """Every connection, once."""
         joined: list[Connection] = []
         alone: list[InetSocket] = []
-        connected, done = self._connected, set()
+        connected, known = self._connected, self._known
+        done: set[InetKey] = set()
         for key, socket in connected.items():
             if key in done:
                 continue
-            other = connected.get(socket.mirror)
-            if other is None:
+            before = known.get(key)
+            if before is not None and before.sure:
+                client, server = before.client, before.server
+                if client is not None and server is not None:
+                    other = server if client is socket else client
+                    if connected.get(other.key) is other and (other is server or server is socket):
+                        done.add(other.key)
+                        joined.append(before)
+                        continue
+            mirrored = connected.get(socket.mirror)
+            if mirrored is None:
                 alone.append(socket)
-                continue
-            done.add(socket.mirror)
-            joined.append(self._pair(socket, other))
+            else:
+                done.add(socket.mirror)
+                joined.append(self._pair(socket, mirrored))
         if alone:
             alone = self._join_across(alone, joined)
         if alone:
@@ -94,9 +108,11 @@ class SocketJoins:
                     by_address.setdefault(known, set()).add(space)
             # Where addresses cannot be read, those that sockets use stand in for them.
             for socket in self._connected.values():
-                by_address.setdefault(socket.local_address, set()).add(socket.netns)
+                if socket.netns not in self._addresses:
+                    by_address.setdefault(socket.local_address, set()).add(socket.netns)
             for space, _, known, _ in self._bound:
-                by_address.setdefault(known, set()).add(space)
+                if space not in self._addresses:
+                    by_address.setdefault(known, set()).add(space)
             self._by_address = by_address
         if address.startswith("127.") or address == "::1":
             return netns
@@ -110,10 +126,9 @@ class SocketJoins:
     def _pair(self, one: InetSocket, other: InetSocket, *, nat: bool = False) -> Connection:
         """Who opened it, in order of certainty: what was certain before; the SYN that tcp_info counted; whose port has
         a listener; the lower port is the server's (services have fixed, low ports; ephemeral ones start at 32768)."""
-        if one.key in self._certain:
-            return Connection(one, other, True, nat)
-        if other.key in self._certain:
-            return Connection(other, one, True, nat)
+        was_client = self._was_client(one)
+        if was_client is not None:
+            return Connection(one, other, True, nat) if was_client else Connection(other, one, True, nat)
         first, second = _opened(one), _opened(other)
         if first != second:
             return Connection(one, other, True, nat) if first else Connection(other, one, True, nat)
@@ -125,10 +140,11 @@ class SocketJoins:
         return Connection(one, other, False, nat)
 
     def _half(self, socket: InetSocket) -> Connection:
-        if socket.key in self._certain or _opened(socket):
-            return Connection(socket, None, True)
-        if socket.mirror in self._certain:
-            return Connection(None, socket, True)
+        was_client = self._was_client(socket)
+        if was_client is None and _opened(socket):
+            was_client = True
+        if was_client is not None:
+            return Connection(socket, None, True) if was_client else Connection(None, socket, True)
         served, serves = self._is_served(socket), self._serves(socket)
         if served != serves:
             return Connection(socket, None, True) if served else Connection(None, socket, True)
@@ -139,6 +155,13 @@ class SocketJoins:
     def _serves(self, socket: InetSocket) -> bool:
         found = self.listener(socket.netns, socket.protocol, socket.local_address, socket.local_port)
         return found is not None and found is not socket
+
+    def _was_client(self, socket: InetSocket) -> bool | None:
+        """Which end it was of the connection of the round before; None if that was not certain, or there was none."""
+        before = self._known.get(socket.key)
+        if before is None or not before.sure:
+            return None
+        return before.client is not None and before.client.key == socket.key
 
     def _is_served(self, socket: InetSocket) -> bool:
         home = self.home(socket.netns, socket.remote_address) if self._bound else None
@@ -152,16 +175,16 @@ class SocketJoins:
     def _join_across(self, alone: list[InetSocket], joined: list[Connection]) -> list[InetSocket]:
         if len({socket.netns for socket in alone}) < 2:
             return alone
-        index: dict[tuple[str, str, str], list[InetSocket]] = {}
+        index: dict[Flow, list[InetSocket]] = {}
         for socket in alone:
             if not socket.loopback:
-                index.setdefault(socket.key[1:], []).append(socket)
+                index.setdefault(_flow(socket), []).append(socket)
         rest: list[InetSocket] = []
         done: set[InetKey] = set()
         for socket in alone:
             if socket.key in done:
                 continue
-            mine, theirs = index.get(socket.key[1:], ()), index.get(socket.mirror[1:], ())
+            mine, theirs = index.get(_flow(socket), ()), index.get(_mirrored(socket), ())
             if len(mine) == len(theirs) == 1 and theirs[0].netns != socket.netns:
                 done.add(theirs[0].key)
                 joined.append(self._pair(socket, theirs[0]))
@@ -194,21 +217,30 @@ class SocketJoins:
         table = self._translations()
         if not table:
             return alone
-        index: dict[tuple[str, str, str], list[InetSocket]] = {}
+        index: dict[Flow, list[InetSocket]] = {}
         for socket in alone:
-            index.setdefault(socket.key[1:], []).append(socket)
+            index.setdefault(_flow(socket), []).append(socket)
         rest: list[InetSocket] = []
         done: set[InetKey] = set()
         for socket in alone:
             if socket.key in done:
                 continue
-            theirs = index.get(table.get(socket.key[1:], ("", "", "")), [])  # type: ignore[call-overload]
-            if len(theirs) == len(index[socket.key[1:]]) == 1 and theirs[0] is not socket:
+            other = table.get(_flow(socket))
+            theirs = index.get(other, []) if other is not None else []
+            if len(theirs) == len(index[_flow(socket)]) == 1 and theirs[0] is not socket:
                 done.add(theirs[0].key)
                 joined.append(self._pair(socket, theirs[0], nat=True))
             else:
                 rest.append(socket)
         return rest
+
+
+def _flow(socket: InetSocket) -> Flow:
+    return Flow(socket.protocol, socket.local, socket.remote)
+
+
+def _mirrored(socket: InetSocket) -> Flow:
+    return Flow(socket.protocol, socket.remote, socket.local)
 
 
 def is_closed(socket: InetSocket) -> bool:

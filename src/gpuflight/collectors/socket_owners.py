@@ -9,23 +9,20 @@ from gpuflight.collectors.base import Collector
 from gpuflight.graph import edges, nodes
 
 if TYPE_CHECKING:
-    from gpuflight.sources.procfs import FdRef, ProcFs, ProcStat
+    from gpuflight.sources.procfs import ProcFs, ProcStat
 
 
 class SocketOwners:
-    """Inode → ids of the processes that have it open, in the order of their pids; edges and anchors to go with it.
-
-    Edges and anchors are the same objects round after round, for as long as they are asked for.
-    """
+    """Inode → ids of the processes that have it open, in the order of their pids; anchors and edges to go with it."""
 
     def __init__(self) -> None:
-        self._sockets: dict[int, list[FdRef]] = {}
         self._processes: dict[int, ProcStat] = {}
         self._by_pid: dict[int, tuple[str, ...]] = {}
+        self._last_by_pid: dict[int, tuple[str, ...]] = {}
         self._anchors: dict[str, nodes.Process] = {}
         self._last_anchors: dict[str, nodes.Process] = {}
-        self._belongs: dict[tuple[str, str], edges.Belong] = {}
-        self._last_belongs: dict[tuple[str, str], edges.Belong] = {}
+        self.by_inode: dict[int, tuple[str, ...]] = {}
+        """Ids of the processes that hold each socket; read only."""
         self.unreadable_pids = 0
 
     def begin(self, procfs: ProcFs, inodes: set[int]) -> None:
@@ -35,36 +32,28 @@ class SocketOwners:
         missing = inodes - index.sockets.keys()
         if missing:  # maybe opened since their process was last looked at closely
             index = procfs.fds(missing)
-        self._sockets = index.sockets
         self._processes = procfs.processes()
-        self._by_pid = {}
+        self._last_by_pid, self._by_pid = self._by_pid, {}
+        of_pid = self._of_pid
+        by_inode: dict[int, tuple[str, ...]] = {}
+        for inode, references in index.sockets.items():
+            if len(references) == 1:
+                by_inode[inode] = of_pid(references[0].pid)
+            else:
+                pids = sorted({reference.pid for reference in references})
+                by_inode[inode] = tuple(process for pid in pids for process in of_pid(pid))
+        self.by_inode = by_inode
         self.unreadable_pids = index.unreadable_pids
         self._last_anchors, self._anchors = self._anchors, {}
-        self._last_belongs, self._belongs = self._belongs, {}
 
     def of(self, inode: int) -> tuple[str, ...]:
         """Ids of the processes that hold the socket; several after a fork, none if nobody visible does."""
-        references = self._sockets.get(inode)
-        if references is None:
-            return ()
-        if len(references) == 1:
-            return self._of_pid(references[0].pid)
-        pids = sorted({reference.pid for reference in references})
-        return tuple(process for pid in pids for process in self._of_pid(pid))
+        return self.by_inode.get(inode, ())
 
     def alive(self, process: str) -> bool:
         """Whether a process id of an earlier round is a live process now."""
         pid = int(process[len("Process(pid=") :].partition(",")[0])
         return self._of_pid(pid) == (process,)
-
-    def belong(self, endpoint: str, process: str) -> edges.Belong:
-        """The edge from an endpoint to one of its processes."""
-        key = (endpoint, process)
-        edge = self._last_belongs.get(key)
-        if edge is None:
-            edge = edges.Belong(endpoint, process)
-        self._belongs[key] = edge
-        return edge
 
     def anchor(self, process: str) -> nodes.Process:
         """The process as a bare entity, for an edge to end in. ``process`` is an id that ``of`` gave this round."""
@@ -78,15 +67,23 @@ class SocketOwners:
     def report_unowned(self, collector: Collector, inodes: Iterable[int]) -> None:
         """Say how many sockets show no owner because their process could not be looked into."""
         if self.unreadable_pids:
-            unowned = sum(1 for inode in inodes if inode and inode not in self._sockets)
+            unowned = sum(1 for inode in inodes if inode and inode not in self.by_inode)
             if unowned:
                 collector.note(
                     "sockets whose process may not be looked into", "run as root or grant CAP_SYS_PTRACE", unowned
                 )
 
+    @staticmethod
+    def belongs(endpoint: str, owners: tuple[str, ...], before: list[edges.Belong]) -> list[edges.Belong]:
+        """The edges from an endpoint to its processes; those of ``before`` again where there is one."""
+        known = {edge.target: edge for edge in before}
+        return [known.get(owner) or edges.Belong(endpoint, owner) for owner in owners]
+
     def _of_pid(self, pid: int) -> tuple[str, ...]:
         found = self._by_pid.get(pid)
         if found is None:
             stat = self._processes.get(pid)
-            found = self._by_pid[pid] = () if stat is None else (stat.id,)
+            found = () if stat is None else (stat.id,)
+            last = self._last_by_pid.get(pid)
+            found = self._by_pid[pid] = last if last == found else found  # the same object compares faster
         return found

@@ -10,11 +10,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpuflight.collectors.base import Batch, Collector
 from gpuflight.collectors.socket_edges import Counters, connect_to, read_counters
-from gpuflight.collectors.socket_endpoints import Endpoint, Endpoints, Peer, socket_id
+from gpuflight.collectors.socket_endpoints import Endpoint, Endpoints, Peer
 from gpuflight.collectors.socket_joins import Connection, SocketJoins, is_closed
 from gpuflight.collectors.socket_owners import SocketOwners
 from gpuflight.graph import Edge, EdgeKey, Entity, edges, nodes
-from gpuflight.sources.netlink import InetKey
+from gpuflight.sources.netlink import InetKey, socket_id
 
 if TYPE_CHECKING:
     from gpuflight.sources.world import World
@@ -31,6 +31,10 @@ class SocketsSettings(BaseModel):
     )
 
 
+_ALL: tuple[list[str] | None, list[str] | None] = (None, None)
+"""Every process of an endpoint holds the connection."""
+
+
 class _Link(Struct, gc=False):
     """A connection as last shown. ``still``: its edge shows rates of 0, so it stands until a socket changes."""
 
@@ -39,7 +43,7 @@ class _Link(Struct, gc=False):
     target: str
     peer: Peer | None
     counters: Counters | None = None
-    processes: tuple[list[str] | None, list[str] | None] = (None, None)
+    processes: tuple[list[str] | None, list[str] | None] = _ALL
     edge: edges.ConnectTo | None = None
     still: bool = False
 
@@ -68,7 +72,7 @@ class Sockets(Collector):
         self._owners = SocketOwners()
         self._endpoints = Endpoints(self._owners)
         self._links: dict[InetKey, _Link] = {}
-        self._certain: set[InetKey] = set()
+        self._known: dict[InetKey, Connection] = {}
         self._addresses: dict[int, frozenset[str]] = {}
         self._listening: set[int] = set()
         self._passed: set[InetKey] = set()
@@ -89,14 +93,18 @@ class Sockets(Collector):
         self._owners.report_unowned(self, (socket.inode for socket in table.sockets))
         self._seeded = False
         self._by_process = None
-        joins = SocketJoins(table, self._certain, world.netlink.translations)
+        joins = SocketJoins(table, self._known, world.netlink.translations)
         self._endpoints.begin(table.sockets, joins)
         moved = table.addresses != self._addresses
         self._addresses = table.addresses
         self._links = self._link(joins.connections(), joins, moved=moved)
         self._endpoints.finish()
         self._show(now_s)
-        self._certain = {key for key, link in self._links.items() if link.connection.sure}
+        self._known = {}
+        for link in self._links.values():
+            for end in (link.connection.client, link.connection.server):
+                if end is not None and end.remote:
+                    self._known[end.key] = link.connection
         self._listening = {socket.inode for socket in table.sockets if not socket.remote}
 
     def seed(self) -> Batch:
@@ -145,6 +153,12 @@ class Sockets(Collector):
             client, server = connection.client, connection.server
             key = client.key if client is not None else server.mirror  # type: ignore[union-attr]
             link = before.get(key)
+            if link is not None and link.connection is connection and not moved:  # joined for certain, and unchanged
+                links[key] = link
+                for end in (client, server):
+                    if end is not None and not end.inode and is_closed(end):
+                        endpoints.add_closed(end)
+                continue
             if (
                 link is None
                 or moved
@@ -182,8 +196,8 @@ class Sockets(Collector):
             peer = Peer(
                 id_, netns, here.protocol, here.remote, here.remote_address, here.remote_port, home is None, reached
             )
-        source = self._endpoints.id_of(client) if client is not None else peer.id  # type: ignore[union-attr]
-        target = self._endpoints.id_of(server) if server is not None else peer.id  # type: ignore[union-attr]
+        source = client.id if client is not None else peer.id  # type: ignore[union-attr]
+        target = server.id if server is not None else peer.id  # type: ignore[union-attr]
         return _Link(connection, source, target, peer, known.counters if known is not None else None)
 
     def _just_ended(self, connection: Connection, link: _Link, joins: SocketJoins) -> bool:
@@ -200,8 +214,9 @@ class Sockets(Collector):
 
     def _show(self, now_s: float) -> None:
         """Make the edges; one whose sockets are as they were, and whose rates are 0 already, stands."""
+        shared = {endpoint.id for endpoint in self._endpoints.all.values() if len(endpoint.owners) > 1}
         for link in self._links.values():
-            processes = self._only(link)
+            processes = self._only(link) if link.source in shared or link.target in shared else _ALL
             if link.still and link.processes == processes:
                 if link.counters is not None:
                     link.counters.time_s = now_s

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpuflight.collectors.base import Batch, Collector
@@ -26,6 +27,15 @@ class UnixSocketsSettings(BaseModel):
     limit: int = Field(20_000, ge=1, description="Most sockets in the picture; owned and connected ones come first.")
 
 
+class _Shown(Struct, gc=False):
+    """A socket as last shown."""
+
+    record: UnixSocketRecord
+    owners: tuple[str, ...]
+    entity: nodes.UnixSocket
+    belongs: list[edges.Belong]
+
+
 class UnixSockets(Collector):
     """Unix-domain sockets of every network namespace, their processes, and each connection once.
 
@@ -44,7 +54,7 @@ class UnixSockets(Collector):
         super().__init__(settings)
         self._owners = SocketOwners()
         self._records: dict[int, UnixSocketRecord] = {}
-        self._entities: dict[int, tuple[UnixSocketRecord, nodes.UnixSocket]] = {}
+        self._shown: dict[int, _Shown] = {}
         self._edges: dict[EdgeKey, edges.ConnectTo] = {}
         self._ends: list[tuple[int, int, edges.ConnectTo]] = []
         self._seeded = False
@@ -63,6 +73,7 @@ class UnixSockets(Collector):
         self._owners.report_unowned(self, self._records)
         self._seeded = False
         self._by_process = None
+        self._shown = {inode: one for inode, one in self._shown.items() if inode in self._records}
         self._connect()
 
     def seed(self) -> Batch:
@@ -78,19 +89,11 @@ class UnixSockets(Collector):
         batch = Batch()
         shown = set(inodes)
         processes: set[str] = set()
-        entities: dict[int, tuple[UnixSocketRecord, nodes.UnixSocket]] = {}
-        for inode in inodes:
-            record = self._records[inode]
-            known = self._entities.get(inode)
-            if known is None or known[0] is not record:
-                known = (record, _entity(record))
-            entities[inode] = known
-            entity = known[1]
-            batch.nodes.append(entity)
-            owners = self._owners.of(inode)
-            processes.update(owners)
-            batch.edges += [self._owners.belong(entity.id, owner) for owner in owners]
-        self._entities = entities
+        self._shown = {inode: self._show(inode) for inode in inodes}
+        for one in self._shown.values():
+            batch.nodes.append(one.entity)
+            batch.edges += one.belongs
+            processes.update(one.owners)
         batch.nodes += [self._owners.anchor(process) for process in sorted(processes)]
         batch.edges += [edge for source, target, edge in self._ends if source in shown and target in shown]
         return batch
@@ -155,14 +158,23 @@ class UnixSockets(Collector):
                 self._by_inode.setdefault(end[1], []).append(end)
 
     def _add(self, inode: int, shown: dict[str, Entity], drawn: dict[EdgeKey, Edge]) -> None:
-        id_ = _id(inode)
-        if id_ in shown:
+        if _id(inode) in shown:
             return
-        shown[id_] = _entity(self._records[inode])
-        for process in self._owners.of(inode):
-            edge = self._owners.belong(id_, process)
+        one = self._shown[inode] = self._show(inode)
+        shown[one.entity.id] = one.entity
+        for edge in one.belongs:
             drawn[edge.key] = edge
+        for process in one.owners:
             shown[process] = self._owners.anchor(process)
+
+    def _show(self, inode: int) -> _Shown:
+        """A socket as entity and edges; those of last time again if it is the same."""
+        record, owners, known = self._records[inode], self._owners.of(inode), self._shown.get(inode)
+        if known is not None and known.record is record and known.owners == owners:
+            return known
+        entity = known.entity if known is not None and known.record is record else _entity(record)
+        belongs = self._owners.belongs(entity.id, owners, known.belongs if known is not None else [])
+        return _Shown(record, owners, entity, belongs)
 
 
 def _id(inode: int) -> str:

@@ -50,7 +50,8 @@ class Thread(Entity, tag="Thread", gc=False, kw_only=True):
 
 class Container(Entity, tag="Container", gc=False, kw_only=True):
     """A container by its full id. attributes: name, runtime, image, pod_uid, cgroup.
-    metrics: cpu_pct, cpu_quota_cores, throttled_pct, memory_used_bytes, memory_limit_bytes, pids_count."""
+    metrics: cpu_pct (of one core), cpu_quota_cores, throttled_pct (of the enforcement periods), memory_used_bytes,
+    memory_limit_bytes, oom_kills_count, pids_count, pids_limit_count; no limit metric where no limit is set."""
 
     container_id: str
 
@@ -59,7 +60,7 @@ class Container(Entity, tag="Container", gc=False, kw_only=True):
 
 
 class Pod(Entity, tag="Pod", gc=False, kw_only=True):
-    """A Kubernetes pod by its uid. attributes: name, qos, cgroup."""
+    """A Kubernetes or Podman pod by its uid. attributes: name, namespace, qos, runtime, cgroup. metrics: as Container."""
 
     uid: str
 
@@ -79,8 +80,9 @@ class Unit(Entity, tag="Unit", gc=False, kw_only=True):
 class Socket(Entity, tag="Socket", gc=False, kw_only=True):
     """One end of an internet socket: protocol and local address. ``netns`` is 0 in the host's network namespace.
 
-    attributes: state (LISTEN, ESTABLISHED …), inode, uid, remote (True for an end that is not on this host).
-    metrics: recv_queue_bytes, send_queue_bytes, backlog_count, backlog_max_count, drops_count."""
+    attributes: state (LISTEN, ESTABLISHED …), inode, uid, remote (True for an end that is not on this host), listener
+    (id of the endpoint that listens on every address, of one that it accepted connections on).
+    metrics: recv_queue_bytes, send_queue_bytes, connections_count, backlog_count, backlog_max_count, drops_count."""
 
     protocol: str
     address: str
@@ -111,9 +113,11 @@ class Pipe(Entity, tag="Pipe", gc=False, kw_only=True):
 
 
 class SharedMemory(Entity, tag="SharedMemory", gc=False, kw_only=True):
-    """A shared memory segment: mechanism ``posix``, ``sysv``, ``memfd`` or ``file``, and its key within that.
+    """A shared memory segment: mechanism ``posix``, ``sysv``, ``memfd``, ``anonymous`` or ``file``, and its key (the
+    shmid for sysv, else inode and device).
 
-    attributes: name, path, owner_uid, creator_pid, deleted. metrics: size_bytes, resident_bytes, attached_count."""
+    attributes: name, path, sysv_key, owner_uid, creator_pid, deleted.
+    metrics: size_bytes (or, while that is unknown, mapped_bytes), resident_bytes, attached_count."""
 
     mechanism: str
     key: str
@@ -134,7 +138,8 @@ class MessageQueue(Entity, tag="MessageQueue", gc=False, kw_only=True):
 
 
 class Semaphore(Entity, tag="Semaphore", gc=False, kw_only=True):
-    """A semaphore (set): mechanism ``posix`` or ``sysv``, and its key. metrics: semaphores_count."""
+    """A semaphore (set): mechanism ``posix`` or ``sysv``, and its key. attributes: name, deleted, sysv_key, owner_uid.
+    metrics: semaphores_count, value_count, waiting_count (threads or processes blocked on it)."""
 
     mechanism: str
     key: str

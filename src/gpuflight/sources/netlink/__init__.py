@@ -10,6 +10,8 @@ from gpuflight.sources.netlink.records import (
     UnixSocketRecord,
     UnixTable,
     endpoint,
+    inet_socket,
+    socket_id,
 )
 from gpuflight.sources.netlink.source import Netlink
 
@@ -24,4 +26,6 @@ __all__ = [
     "UnixSocketRecord",
     "UnixTable",
     "endpoint",
+    "inet_socket",
+    "socket_id",
 ]

@@ -11,8 +11,8 @@ import socket
 import struct
 from typing import NamedTuple
 
-from gpuflight.sources.netlink.records import InetSocket, TcpInfo, endpoint, is_loopback, state_name
-from gpuflight.sources.netlink.wire import HEADER, NLMSG_DONE
+from gpuflight.sources.netlink.records import InetSocket, TcpInfo, inet_socket
+from gpuflight.sources.netlink.wire import NLMSG_DONE
 
 SOCK_DIAG_BY_FAMILY = 20
 PROTOCOLS = {"tcp": 6, "udp": 17, "udplite": 136}
@@ -27,6 +27,8 @@ _STATES = sum(1 << state for state in (1, 2, 4, 5, 7, 8, 9, 10, 11))
 
 _NO_FIN_SENT = (1, 8)  # ESTABLISHED, CLOSE_WAIT
 
+_LENGTH_KIND = struct.Struct("=IH")  # of nlmsghdr
+
 _BODY = 16  # of the message: after nlmsghdr
 _ATTRIBUTES = _BODY + 72  # after struct inet_diag_msg
 _TCP_INFO_STILL = 60  # of tcp_info: everything before tcpi_pmtu either ages by itself or is not reported
@@ -37,7 +39,7 @@ _MEMORY = struct.Struct("=IIIIIIIII")
 _TCP_BASE = struct.Struct("=8xI8xI16xI")  # from tcpi_pmtu: rtt, snd_cwnd, total_retrans
 _TCP_BYTES = struct.Struct("=60xQQ")  # bytes_acked, bytes_received (Linux 4.1)
 _TCP_SEGMENTS = struct.Struct("=96xI8xQQQ")  # data_segs_out, busy, rwnd_limited, sndbuf_limited (Linux 4.10)
-_TCP_SENT = struct.Struct("=140xQQ")  # bytes_sent, bytes_retrans (Linux 4.19)
+_TCP_WHOLE = struct.Struct("=8xI8xI16xI16xQQ20xI8xQQQ8xQQ")  # these and bytes_sent, bytes_retrans (Linux 4.19)
 _MAPPED = b"\0" * 10 + b"\xff\xff"
 
 
@@ -76,11 +78,10 @@ class InetParser:
         self.garbage = self.time_wait_count = 0
         time_wait_left = time_wait_limit
         sockets: list[InetSocket] = []
-        fresh: dict[bytes, tuple[tuple[bytes, ...], InetSocket]] = {}
-        known, layouts, header = self._known, self._layouts, HEADER.unpack_from
+        known, layouts, header = self._known, self._layouts, _LENGTH_KIND.unpack_from
         offset, end = 0, len(data)
         while offset + _BODY <= end:
-            length, kind, _, _, _ = header(data, offset)
+            length, kind = header(data, offset)
             if length < _BODY or offset + length > end:
                 self.garbage += 1
                 break
@@ -107,54 +108,43 @@ class InetParser:
                         self.garbage += 1
                         offset += (length + 3) & ~3
                         continue
-                fresh[identity] = entry
+                    known[identity] = entry
                 sockets.append(entry[1])
             elif kind == NLMSG_DONE:
                 break
             else:
                 self.garbage += 1
             offset += (length + 3) & ~3
-        self._known = fresh
+        if len(known) > len(sockets):  # some are gone
+            alive = set(map(id, sockets))
+            self._known = {identity: entry for identity, entry in known.items() if id(entry[1]) in alive}
         if len(layouts) > 64:
             layouts.clear()
-        if len(self._addresses) > 4 * len(fresh) + 1024:
+        if len(self._addresses) > 4 * len(sockets) + 1024:
             self._addresses.clear()
         return sockets
 
     def _record(self, fields: tuple[bytes, ...], layout: _Layout) -> InetSocket:
-        family, state_number = fields[0]
-        local_port, remote_port, local_raw, remote_raw = _IDENTITY.unpack_from(fields[1])
+        family, state = fields[0]
+        identity = fields[1]
+        local_port, remote_port, local, remote = _IDENTITY.unpack_from(identity)
         recv_queue, send_queue, uid, inode = _QUEUES.unpack(fields[2])
-        local_address = self._address(family, local_raw)
-        remote_address = self._address(family, remote_raw)
-        protocol, netns = self._protocol, self._netns
-        local = endpoint(local_address, local_port)
-        remote = endpoint(remote_address, remote_port) if remote_port else ""
-        memory = _MEMORY.unpack_from(fields[layout.memory]) if layout.memory else None
-        state = state_name(protocol, state_number)
-        connected = bool(remote_port)
-        return InetSocket(
-            key=(netns, protocol, local, remote),
-            mirror=(netns, protocol, remote, local),
-            netns=netns,
-            protocol=protocol,
-            local=local,
-            remote=remote,
-            local_address=local_address,
-            local_port=local_port,
-            remote_address=remote_address if connected else "",
-            remote_port=remote_port,
-            loopback=is_loopback(local_address) or (connected and is_loopback(remote_address)),
-            state=state,
-            inode=inode,
-            uid=uid,
-            cookie=int.from_bytes(fields[1][40:48], "little"),
-            recv_queue=recv_queue,
-            send_queue=send_queue,
-            recv_buffer_bytes=memory[1] if memory else None,
-            send_buffer_bytes=memory[3] if memory else None,
-            drops=memory[8] if memory else None,
-            tcp=_tcp_info(fields[layout.info], state_number) if layout.info and connected else None,
+        memory: tuple[int | None, int | None, int | None] = (None, None, None)
+        if layout.memory:
+            raw = _MEMORY.unpack_from(fields[layout.memory])
+            memory = (raw[1], raw[3], raw[8])
+        return inet_socket(
+            self._netns,
+            self._protocol,
+            (self._address(family, local), local_port),
+            (self._address(family, remote), remote_port),
+            state,
+            inode,
+            uid,
+            int.from_bytes(identity[40:48], "little"),
+            (recv_queue, send_queue),
+            memory,
+            _tcp_info(fields[layout.info], state) if layout.info and remote_port else None,
         )
 
     def _address(self, family: int, raw: bytes) -> str:
@@ -200,18 +190,19 @@ def _learn(data: bytes, offset: int, length: int) -> _Layout:
 
 
 def _tcp_info(still: bytes, state: int) -> TcpInfo:
-    """tcp_info from tcpi_pmtu on; it grows with the kernel, never changes."""
+    """tcp_info from tcpi_pmtu on; it grows with the kernel, and never changes else."""
+    if len(still) >= _TCP_WHOLE.size:
+        (rtt_us, window, retransmits, acked, received, segments,
+         busy, receiver_limited, buffer_limited, all_sent, resent) = _TCP_WHOLE.unpack_from(still)  # fmt: skip
+        sent = max(all_sent - resent, 0)
+        opened = acked > sent and state in _NO_FIN_SENT
+        return TcpInfo(
+            rtt_us, window, retransmits, sent, received, segments, busy, receiver_limited, buffer_limited, opened
+        )
     rtt_us, window, retransmits = _TCP_BASE.unpack_from(still)
-    sent = received = segments = busy = receiver_limited = buffer_limited = None
-    opened = False
+    acked = received = segments = busy = receiver_limited = buffer_limited = None
     if len(still) >= _TCP_BYTES.size:
-        sent, received = _TCP_BYTES.unpack_from(still)
+        acked, received = _TCP_BYTES.unpack_from(still)
     if len(still) >= _TCP_SEGMENTS.size:
         segments, busy, receiver_limited, buffer_limited = _TCP_SEGMENTS.unpack_from(still)
-    if len(still) >= _TCP_SENT.size:
-        all_sent, resent = _TCP_SENT.unpack_from(still)
-        acked, sent = sent, max(all_sent - resent, 0)
-        opened = state in _NO_FIN_SENT and acked is not None and acked > sent
-    return TcpInfo(
-        rtt_us, window, retransmits, sent, received, segments, busy, receiver_limited, buffer_limited, opened
-    )
+    return TcpInfo(rtt_us, window, retransmits, acked, received, segments, busy, receiver_limited, buffer_limited)

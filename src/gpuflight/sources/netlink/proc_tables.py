@@ -9,7 +9,7 @@ import socket
 import struct
 import sys
 
-from gpuflight.sources.netlink.records import InetSocket, UnixSocketRecord, endpoint, is_loopback, state_name
+from gpuflight.sources.netlink.records import InetSocket, UnixSocketRecord, inet_socket
 from gpuflight.sources.netlink.unix_diag import STATES, TYPES
 
 _TIME_WAIT = 6
@@ -67,32 +67,18 @@ class InetTableParser:
         return sockets
 
     def _record(self, still: tuple[bytes, ...], state: int) -> InetSocket:
-        local_address, local_port = self._endpoint(still[0])
-        remote_address, remote_port = self._endpoint(still[1])
         send, _, recv = still[3].partition(b":")
-        connected = bool(remote_port)
-        local = endpoint(local_address, local_port)
-        remote = endpoint(remote_address, remote_port) if connected else ""
-        protocol, netns = self._protocol, self._netns
-        return InetSocket(
-            key=(netns, protocol, local, remote),
-            mirror=(netns, protocol, remote, local),
-            netns=netns,
-            protocol=protocol,
-            local=local,
-            remote=remote,
-            local_address=local_address,
-            local_port=local_port,
-            remote_address=remote_address if connected else "",
-            remote_port=remote_port,
-            loopback=is_loopback(local_address) or (connected and is_loopback(remote_address)),
-            state=state_name(protocol, state),
-            inode=int(still[5]),
-            uid=int(still[4]),
-            cookie=0,
-            recv_queue=int(recv, 16),
-            send_queue=int(send, 16),
-            drops=int(still[6]) if len(still) > 6 else None,
+        return inet_socket(
+            self._netns,
+            self._protocol,
+            self._endpoint(still[0]),
+            self._endpoint(still[1]),
+            state,
+            int(still[5]),
+            int(still[4]),
+            0,
+            (int(recv, 16), int(send, 16)),
+            (None, None, int(still[6]) if len(still) > 6 else None),
         )
 
     def _endpoint(self, text: bytes) -> tuple[str, int]:
