@@ -217,7 +217,7 @@ class _Writer:
                 self._flush()
                 self._add("end.json", _line({"rounds_count": self._rounds_count}))
                 self._tar.close()
-                self._compressor.close()
+                self._compressor.close()  # type: ignore[no-untyped-call]
                 self._file.flush()
                 os.fsync(self._file.fileno())
                 self._file.close()
@@ -284,7 +284,7 @@ class _Reader:
         self.rounds: list[int] = []
         self.began: list[tuple[int, float]] = []  # (wall_ns, monotonic_s) of each round
         self.position = 0
-        self._answers: dict[tuple[str, str], tuple[list[int], list[dict[str, Any]]]] = {}
+        self._answers: dict[tuple[str, str], tuple[list[int], list[bytes | Exception]]] = {}
 
     @classmethod
     def load(cls, path: str) -> _Reader:
@@ -342,7 +342,7 @@ class _Reader:
     def _store(self, source: str, answer: dict[str, Any], position: int) -> None:
         positions, answers = self._answers.setdefault((source, answer.pop("k")), ([], []))
         positions.append(position)
-        answers.append(answer)
+        answers.append(_decode(answer))
 
     def begin_round(self, number: int) -> None:
         self.position = max(0, bisect_right(self.rounds, number) - 1)
@@ -352,7 +352,13 @@ class _Reader:
         if kept is None:
             raise SourceUnavailable(f"the recording holds no answer of {source} to {key}")
         positions, answers = kept
-        return _decode(answers[max(0, bisect_right(positions, self.position) - 1)])
+        answer = answers[max(0, bisect_right(positions, self.position) - 1)]
+        if isinstance(answer, OSError):
+            raise OSError(answer.errno, answer.strerror)  # a new one: a raised exception keeps its traceback
+        if isinstance(answer, SourceUnavailable):
+            raise SourceUnavailable(answer.reason, answer.hint)
+        assert isinstance(answer, bytes)  # noqa: S101
+        return answer
 
 
 class _ReplayClock:
@@ -384,12 +390,14 @@ def _encode(key: str, answer: bytes | Exception) -> bytes:
         return _line({"k": key, "b": base64.b64encode(answer).decode("ascii")})
 
 
-def _decode(answer: dict[str, Any]) -> bytes:
+def _decode(answer: dict[str, Any]) -> bytes | Exception:
+    """The answer or the error of one line. Raises ValueError, TypeError or KeyError if it makes no sense."""
     if "t" in answer:
         return str(answer["t"]).encode("utf-8")
     if "b" in answer:
-        return base64.b64decode(answer["b"])
+        return base64.b64decode(answer["b"], validate=True)
     if "e" in answer:
-        raise OSError(answer["e"][0], answer["e"][1] or os.strerror(answer["e"][0]))
+        number, text = answer["e"]
+        return OSError(int(number), str(text) or os.strerror(int(number)))
     reason, hint = answer["u"]
-    raise SourceUnavailable(reason, hint)
+    return SourceUnavailable(str(reason), str(hint))

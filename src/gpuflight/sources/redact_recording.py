@@ -17,9 +17,9 @@ def redact_answer(source: str, key: str, answer: bytes) -> bytes:
     if source == "tools":
         return _text(answer)
     if source == "files":
-        return without_secrets(key, answer)  # what container runtimes keep about their containers
-    if key == "read /etc/passwd":
-        return _passwd(answer)
+        if key == "read /etc/passwd":
+            return _passwd(answer)
+        return _text(without_secrets(key, answer))  # what container runtimes keep about their containers
     if source != "proc":
         return answer
     if key in _TEXTS:
@@ -42,9 +42,9 @@ def _cmdline(answer: bytes) -> bytes:
 
 
 def _passwd(answer: bytes) -> bytes:
-    """Names and numbers of users, without what people are called and where they live."""
-    lines = [line.split(b":") for line in answer.split(b"\n")]
-    return b"".join(b":".join([*fields[:4], b"", b"", b""]) + b"\n" for fields in lines if len(fields) >= 4)
+    """Names, numbers and home directories of users, without what people are called."""
+    users = [line.split(b":") for line in answer.split(b"\n")]
+    return b"".join(b":".join([*user[:4], b"", user[5], b""]) + b"\n" for user in users if len(user) >= 6)
 
 
 def _text(answer: bytes) -> bytes:
