@@ -42,6 +42,14 @@ def test_a_reused_pid_is_not_believed(world: FakeWorld) -> None:
     assert collector.losses == {"last users of System V semaphores, ended since": 2}
 
 
+def test_semaphores_beyond_the_round_s_bound_are_counted(world: FakeWorld) -> None:
+    a = world.process(10)
+    world.ipc.pids[11] = [10]
+    collector = SemaphoresCollector()
+    assert set(Look(world, collector).how(SET)) == {a}
+    assert collector.losses == {"System V semaphores not asked for their users": 1}
+
+
 def test_who_waits(world: FakeWorld) -> None:
     a = world.process(10)
     world.ipc.waiting["sem", 11] = [Wait(10, "operate")]

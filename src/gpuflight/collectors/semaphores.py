@@ -82,7 +82,10 @@ class SemaphoresCollector(Collector):
         waits = world.ipc.waits()
         for semid, semaphores in sets.items():
             try:
-                for pid in set(world.ipc.semaphore_pids(semid, semaphores.semaphores)):
+                pids = world.ipc.semaphore_pids(semid, semaphores.semaphores)
+                if len(pids) < semaphores.semaphores:
+                    self.lose("System V semaphores not asked for their users", semaphores.semaphores - len(pids))
+                for pid in set(pids):
                     if pid and not self._users.saw(world, semid, pid, "operated", semaphores.operated_at_s):
                         self.lose("last users of System V semaphores, ended since")
             except PermissionError:

@@ -60,7 +60,8 @@ class Container(Entity, tag="Container", gc=False, kw_only=True):
 
 
 class Pod(Entity, tag="Pod", gc=False, kw_only=True):
-    """A Kubernetes or Podman pod by its uid. attributes: name, namespace, qos, runtime, cgroup. metrics: as Container."""
+    """A Kubernetes or Podman pod by its uid. attributes: name, namespace, qos, runtime, cgroup.
+    metrics: as Container."""
 
     uid: str
 

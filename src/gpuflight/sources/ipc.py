@@ -8,6 +8,7 @@ other namespaces are found all the same, through their users.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 import platform
 from typing import NamedTuple
@@ -174,11 +175,12 @@ class Ipc:
     def semaphore_pids(self, semid: int, count: int) -> list[int]:
         """For each semaphore of a set the pid that operated on it last, 0 for none; semctl(2) GETPID.
 
-        Raises OSError (PermissionError: another user's set), SourceUnavailable (not in the recording; the round's bound
-        of ``SEMAPHORES_PER_ROUND`` is used up).
+        Shorter than ``count`` if that would pass the round's bound. Raises OSError (PermissionError: another user's
+        set), SourceUnavailable (not in the recording, or the bound is used up).
         """
-        if count > self._semctl_left:
-            raise SourceUnavailable(f"more than {SEMAPHORES_PER_ROUND} System V semaphores")
+        count = min(count, self._semctl_left)
+        if count <= 0:
+            raise SourceUnavailable(f"there are more than {SEMAPHORES_PER_ROUND} System V semaphores")
         self._semctl_left -= count
         raw = self._tape.ask("ipc", f"sem_pids {semid}", lambda: msgspec.msgpack.encode(_semaphore_pids(semid, count)))
         return msgspec.msgpack.decode(raw, type=list[int])
@@ -302,8 +304,13 @@ def parse_sysvipc(raw: bytes) -> list[dict[str, int]]:
     return rows
 
 
+@functools.cache
+def _libc() -> ctypes.CDLL:
+    return ctypes.CDLL(None, use_errno=True)
+
+
 def _semaphore_pids(semid: int, count: int) -> list[int]:
-    semctl = ctypes.CDLL(None, use_errno=True).semctl
+    semctl = _libc().semctl
     pids = []
     for number in range(count):
         pid = semctl(semid, number, _GETPID)
