@@ -52,9 +52,11 @@ def test_capture_of_this_machine(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path / "run")) == sorted(FILES)
     loaded = load_graph(tmp_path / "run")
     assert any(getattr(entity, "pid", None) == os.getpid() for entity in loaded.graph)
-    assert [item.round_number for item in read_rounds(tmp_path / "run" / "rounds.jsonl.zst")] == [1, 2, 3]
+    numbers = [item.round_number for item in read_rounds(tmp_path / "run" / "rounds.jsonl.zst")]
+    assert len(numbers) >= 2, "three, unless this machine is too busy"
+    assert numbers == list(range(1, len(numbers) + 1))
     coverage = json.loads((tmp_path / "run" / "coverage.json").read_text())
-    assert coverage["rounds"] == 3
+    assert coverage["rounds"] == len(numbers)
     assert {line["collector"] for line in coverage["collectors"]} >= {"process_tree", "sockets", "core"}
     config = json.loads((tmp_path / "run" / "config.json").read_text())
     assert config["interval_s"] == 0.3
@@ -138,8 +140,9 @@ def test_subscribers_of_the_settings_get_the_rounds(tmp_path: Path) -> None:
     (tmp_path / "c.json").write_text("\ufeff" + json.dumps(config), encoding="utf-8")
     done = gpuflight("run", "--offline", "0.4", "--interval", "0.2", "--config", "c.json", "--out", "run", cwd=tmp_path)
     assert load_graph(tmp_path / "stream.jsonl").graph == load_graph(tmp_path / "run").graph
-    assert (tmp_path / "text.txt").read_text().startswith("# round 3")
-    assert "subscriber hopeless: 3 rounds not delivered" in done.stderr
+    count = json.loads((tmp_path / "run" / "coverage.json").read_text())["rounds"]
+    assert (tmp_path / "text.txt").read_text().startswith(f"# round {count},")
+    assert f"subscriber hopeless: {count} rounds not delivered: /nonexistent/folder/x: No such file" in done.stderr
 
 
 def test_output_into_a_closed_pipe(tmp_path: Path) -> None:
@@ -196,25 +199,32 @@ def test_names_that_no_terminal_should_see_in_any_locale(tmp_path: Path) -> None
 
 def on_a_terminal(arguments: list[str], cwd: Path, **extra: str) -> tuple[int, str]:
     """Exit code and everything shown on a terminal of 80 columns."""
-    process_id, terminal = pty.fork()
-    if process_id == 0:
-        os.chdir(cwd)
-        variables = {**environment(), "TERM": "xterm-256color", "COLUMNS": "80", **extra}
-        os.execve(GPUFLIGHT, ["gpuflight", *arguments], {name: value for name, value in variables.items() if value})
+    variables = {**environment(), "TERM": "xterm-256color", "COLUMNS": "80", **extra}
+    terminal, theirs = pty.openpty()
+    process = subprocess.Popen(
+        [GPUFLIGHT, *arguments],
+        cwd=cwd,
+        env={name: value for name, value in variables.items() if value},
+        stdin=theirs,
+        stdout=theirs,
+        stderr=theirs,
+        start_new_session=True,
+    )
+    os.close(theirs)
     shown = bytearray()
     deadline = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline:
         if select.select([terminal], [], [], 1.0)[0]:
             try:
                 data = os.read(terminal, 65_536)
-            except OSError:
+            except OSError:  # how a pseudo-terminal says that the other side is gone
                 break
             if not data:
                 break
             shown += data
+    code = process.wait(PATIENCE_S)
     os.close(terminal)
-    _, status = os.waitpid(process_id, 0)
-    return os.waitstatus_to_exitcode(status), shown.decode("utf-8", "replace")
+    return code, shown.decode("utf-8", "replace")
 
 
 def test_progress_with_live_counts_on_a_terminal(tmp_path: Path) -> None:

@@ -157,7 +157,7 @@ def test_debug_switch_is_no_unknown_setting(monkeypatch: pytest.MonkeyPatch) -> 
 @pytest.mark.parametrize(
     ("name", "text", "expected"),
     [
-        ("c.json", '{"a": 1,}', ":1:9: not valid JSON"),
+        ("c.json", '{"a": 1 "b": 2}', ":1:9: not valid JSON"),
         ("c.json", '{"limits": {"max_nodes": 1, "max_nodes": 2}}', ": max_nodes: given twice"),
         ("c.yaml", "a: 1\na: 2\n", ":2: a: given twice"),
         ("c.yaml", "a: [1\n", "not valid YAML"),

@@ -42,6 +42,8 @@ def commands_text() -> str:
         helps |= {f"gpuflight {name}": subparsers.choices[name].format_help() for name in COMMANDS}
         helps["gpuflight-vis"] = build_vis_parser().format_help()
         helps["gpuflight-server"] = build_server_parser().format_help()
+    # Python before 3.13 says the placeholder of an option twice.
+    helps = {name: re.sub(r"(-\w+) (\S+), (--[\w-]+) \2", r"\1, \3 \2", text) for name, text in helps.items()}
     return "\n".join(f"## {name}\n\n```text\n{text.rstrip()}\n```\n" for name, text in helps.items()).rstrip()
 
 
