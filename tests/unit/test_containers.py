@@ -292,5 +292,5 @@ def test_a_recording_gets_the_names_and_not_the_secrets(tmp_path: Path, path: st
 
 def test_other_files_are_recorded_as_they_are() -> None:
     raw = b'{"anything": 1}'
-    for path in ("/etc/passwd", "/opt/app/config.json", "/opt/app/containers.json"):
+    for path in ("/etc/os-release", "/opt/app/config.json", "/opt/app/containers.json"):
         assert redact_answer("files", f"read {path}", raw) == raw
