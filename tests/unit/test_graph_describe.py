@@ -32,7 +32,7 @@ def test_the_small_machine(machine: Graph) -> None:
         "      -> Access GPU 0: memory used 16 GiB",
         "      ~ NumaAccess Numa 0",
         "      Process 11 python",
-        "        -> SendTo Pipe 7",
+        "        -> SendTo Pipe 7 -> Process 10 python",
         "        Socket tcp,10.0.0.5:40000",
         "          -> ConnectTo Socket tcp,10.0.0.5:29500: rtt 0.05 ms",
         "      Socket tcp,10.0.0.5:29500",
@@ -95,6 +95,35 @@ def test_like_siblings_fold_and_unlike_ones_do_not() -> None:
         "  Thread 99 main",
     ]
     assert "×" not in describe(graph, detail=True)
+
+
+def test_processes_that_talk_to_different_ones_do_not_fold() -> None:
+    peers = [nodes.Process(pid=n, start=1, attributes={"name": "w"}) for n in range(10, 14)]
+    targets = [nodes.SharedMemory(mechanism="posix", key=str(n)) for n in range(4)]
+    flows = [edges.Access(peer.id, target.id) for peer, target in zip(peers, targets, strict=True)]
+    assert "×" not in describe(Graph([*peers, *targets], flows)).replace("SharedMemory ×4", "")
+    same = [edges.Access(peer.id, targets[0].id) for peer in peers]
+    assert "Process ×4 w: 10, 11, 12, 13" in describe(Graph([*peers, *targets], same)).splitlines()
+
+
+def test_a_pipe_is_told_with_its_readers_and_has_a_line_only_without_a_writer() -> None:
+    graph = Graph(
+        [nodes.Process(pid=1, start=1), *(nodes.Pipe(inode=n) for n in (7, 8, 9))],
+        [
+            edges.SendTo("Process(pid=1,start=1)", "Pipe(ino=7)"),
+            edges.SendTo("Process(pid=1,start=1)", "Pipe(ino=8)"),
+            edges.SendTo("Pipe(ino=8)", "Process(pid=1,start=1)"),
+            edges.SendTo("Pipe(ino=9)", "Process(pid=1,start=1)"),
+        ],
+    )
+    assert describe(graph).splitlines()[3:] == [
+        "Pipe 9",
+        "  -> SendTo Process 1",
+        "Process 1",
+        "  -> SendTo Pipe 7 -> nobody",
+        "  -> SendTo Pipe 8 -> Process 1",
+    ]
+    assert "Pipe 7" in describe(graph, detail=True).splitlines()
 
 
 def test_many_edges_of_one_kind_fold() -> None:

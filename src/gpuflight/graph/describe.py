@@ -26,6 +26,8 @@ from gpuflight.graph.nodes import (
     NumaSet,
     NvSwitch,
     PciDevice,
+    Pipe,
+    Process,
     RdmaDevice,
     RdmaPort,
 )
@@ -135,6 +137,13 @@ class _Writer:
                 self.flows.setdefault(edge.source, []).append(edge)
             elif edge.category != "deploy":
                 self.wiring.setdefault(edge.source, []).append(edge)
+        self.told_by_writer = set() if detail else self._pipes_told_by_writers()
+
+    def _pipes_told_by_writers(self) -> set[str]:
+        """Pipes whose writers say who reads, so that they need no line of their own."""
+        nodes = self.graph.nodes
+        written = {edge.target for node, edges in self.flows.items() if node in nodes for edge in edges}
+        return {node for node in written if type(nodes.get(node)) is Pipe and node not in self.tree.parent}
 
     def lines(self) -> list[str]:
         graph = self.graph
@@ -143,7 +152,7 @@ class _Writer:
             counted = sorted(Counter(kinds).items(), key=lambda item: (-item[1], item[0]))
             if counted:
                 out.append("  " + ", ".join(f"{kind} {count}" for kind, count in counted))
-        roots = self.tree.roots
+        roots = [node for node in self.tree.roots if node not in self.told_by_writer]
         self._siblings([node for node in roots if not isinstance(graph.nodes[node], HARDWARE)], 0, out)
         hardware = [node for node in roots if isinstance(graph.nodes[node], HARDWARE)]
         if hardware:
@@ -197,15 +206,16 @@ class _Writer:
             str(entity.attributes.get("name", "")),
             str(entity.attributes.get("state", "")),
             "ended_round" in entity.attributes,
-            tuple(sorted({edge.kind for edge in self._edges(node)})),
+            # Who talks to whom must not be lost; the sockets of one process may differ in their peers.
+            tuple(sorted({(e.kind, e.target if type(entity) is Process else "") for e in self._edges(node)})),
         )
 
     def _folded(self, run: Sequence[str], depth: int, out: list[str]) -> None:
         entities = [self.graph.nodes[node] for node in run]
         first = entities[0]
-        names = ", ".join(_short(self.refs[node], first.kind) for node in run[:NAMES_IN_FOLD])
-        name = first.attributes.get("name")
-        head = f"{first.kind} ×{len(run)}" + (f" {_clip(str(name))}" if name else "") + f": {names}{_more(run)}"
+        name = _clip(str(first.attributes.get("name") or ""))
+        shorts = [_short(self.refs[node], first.kind).removesuffix(f" {name}") for node in run[:NAMES_IN_FOLD]]
+        head = f"{first.kind} ×{len(run)}" + (f" {name}" if name else "") + f": {', '.join(shorts)}{_more(run)}"
         out.append("  " * depth + " ".join([head, *_marks(first)]) + _ranges(entities))
         by_kind: dict[str, list[Edge]] = {}
         for node in run:
@@ -266,8 +276,14 @@ class _Writer:
         )
         shown = [f"{key} {_clip(_text(edge.attributes[key]))}" for key in names if key in edge.attributes]
         shown.extend(_metrics(edge, KEY_METRICS.get(edge.kind, ()), self.detail))
-        head = " ".join([_arrow(edge), edge.kind, self._ref(edge.target), *_marks(edge)])
+        head = " ".join([_arrow(edge), edge.kind, self._ref(edge.target), *self._readers(edge), *_marks(edge)])
         return head + (": " + ", ".join(shown) if shown else "")
+
+    def _readers(self, edge: Edge) -> list[str]:
+        if edge.target not in self.told_by_writer:
+            return []
+        readers = [self._ref(reading.target) for reading in self._edges(edge.target)]
+        return ["->", ", ".join(readers[:NAMES_IN_FOLD]) + _more(readers)] if readers else ["-> nobody"]
 
     def _edges(self, node: str) -> list[Edge]:
         edges = self.flows.get(node, []) + self.wiring.get(node, [])
