@@ -55,7 +55,7 @@ class NvmlCollector(Collector):
         if not snapshot.gpus and not snapshot.nameless and not self._batch.nodes:
             raise SourceUnavailable(
                 f"the NVIDIA driver {snapshot.driver_version} sees no GPU",
-                "in a container, run with --gpus all" if not present else "",
+                "see dmesg for messages of NVRM" if present else "in a container, run with --gpus all",
             )
         pids = PidMap(world.procfs)
         events = defaultdict(list)

@@ -66,9 +66,11 @@ class Npu(Collector):
                 if self._topology is None:
                     self._topology = self._read_topology(world, tool)
         if self._failure is not None:
-            raise SourceUnavailable(self._failure.reason, self._failure.hint)
+            raise SourceUnavailable(self._failure.reason, self._failure.hint or "see what `npu-smi info` says by hand")
         if self._info is None or not self._info.chips:
-            raise SourceUnavailable("npu-smi shows no NPUs")
+            raise SourceUnavailable(
+                "npu-smi shows no NPUs", "see dmesg for the Ascend driver; in a container, pass /dev/davinci*"
+            )
         if self._info.unparsed:
             self.lose("rows of npu-smi that were not understood", self._info.unparsed)
         if self._topology_why:

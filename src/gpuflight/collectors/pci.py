@@ -83,7 +83,9 @@ class Pci(Collector):
         except OSError as error:
             raise SourceUnavailable(f"no PCI bus in sysfs: {reason(error)}", "mount /sys") from error
         if not self._tree.functions:
-            raise SourceUnavailable("the PCI bus has no devices")
+            raise SourceUnavailable(
+                "the PCI bus has no devices", "nothing to do, unless this machine has one: see dmesg"
+            )
         if self._tree.vanished:
             self.lose("PCI devices unplugged during the scan", self._tree.vanished)
         self._cpus.refresh()

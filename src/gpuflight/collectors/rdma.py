@@ -88,10 +88,10 @@ class Rdma(Collector):
             self._names = list(sysfs.list_dir(_CLASS))
         except OSError as error:
             if error.errno != errno.ENOENT:
-                raise SourceUnavailable(f"RDMA devices cannot be listed: {reason(error)}") from error
+                raise SourceUnavailable(f"RDMA devices cannot be listed: {reason(error)}", "mount /sys") from error
             self._names = []
         if not self._names:
-            raise SourceUnavailable("no RDMA devices")
+            raise SourceUnavailable("no RDMA devices", "with an InfiniBand or RoCE card, load its driver (mlx5_ib …)")
         self._round += 1
         self._rates.begin(world.clock.monotonic_s(), forget=False)
         self._rates.drop(set(self._names))

@@ -161,7 +161,9 @@ class SharedMaps:
     def scan(self) -> dict[int, tuple[SharedMapping, ...]]:
         """Shared mappings by pid, of processes with any. Raises SourceUnavailable while another thread hangs in it."""
         if not self._lock.acquire(timeout=LOCK_TIMEOUT_S):
-            raise SourceUnavailable("the memory maps are still being read by another thread")
+            raise SourceUnavailable(
+                "the memory maps are still being read by another thread", "raise the interval between rounds"
+            )
         try:
             if self._found is None:
                 self._found = self._scan()

@@ -350,7 +350,9 @@ class _Reader:
     def answer(self, source: str, key: str) -> bytes:
         kept = self._answers.get((source, key))
         if kept is None:
-            raise SourceUnavailable(f"the recording holds no answer of {source} to {key}")
+            raise SourceUnavailable(
+                f"the recording holds no answer of {source} to {key}", "record with the same collectors and settings"
+            )
         positions, answers = kept
         answer = answers[max(0, bisect_right(positions, self.position) - 1)]
         if isinstance(answer, OSError):

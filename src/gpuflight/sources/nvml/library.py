@@ -77,7 +77,9 @@ def reason_of(code: int) -> str:
 
 def unavailable(code: int) -> SourceUnavailable:
     """What initialising NVML failed with, for people."""
-    return SourceUnavailable(f"NVML cannot be used: {reason_of(code)}", _HINTS.get(code, ""))
+    return SourceUnavailable(
+        f"NVML cannot be used: {reason_of(code)}", _HINTS.get(code, "see dmesg for messages of NVRM")
+    )
 
 
 _copies: dict[str, Any] = {}

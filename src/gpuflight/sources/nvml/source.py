@@ -149,7 +149,7 @@ class Nvml:
             snapshot = session.read(now_s, wall_ns)
         except Broken as broken:
             self._close_session()
-            self._failed(SourceUnavailable(f"NVML stopped working: {broken}"), now_s)
+            self._failed(SourceUnavailable(f"NVML stopped working: {broken}", "see dmesg for messages of NVRM"), now_s)
         except SourceUnavailable as failure:
             self._failed(failure, now_s)
         self._retry.succeeded()

@@ -50,10 +50,12 @@ class Machine:
             try:
                 lines = self.text("stat").split("\n")
             except OSError as error:
-                raise SourceUnavailable(f"{self.root}/stat cannot be read: {error.strerror}") from error
+                raise SourceUnavailable(
+                    f"{self.root}/stat cannot be read: {error.strerror}", "mount procfs there"
+                ) from error
             found = [line[6:] for line in lines if line.startswith("btime ")]
             if not found:
-                raise SourceUnavailable(f"{self.root}/stat has no btime")
+                raise SourceUnavailable(f"{self.root}/stat has no btime", "mount procfs there")
             self._boot_time_s = float(found[0])
         return self._boot_time_s
 
