@@ -116,4 +116,4 @@ def test_the_tables_of_kinds_in_the_docs_are_those_of_the_code() -> None:
     wanted = before + BEGIN + "\n" + kind_tables() + END + after
     if os.environ.get("UPDATE_DOCS"):
         page.write_text(wanted)
-    assert page.read_text() == wanted
+    assert page.read_text() == wanted, "run this test once with UPDATE_DOCS=1"

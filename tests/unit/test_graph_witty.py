@@ -16,6 +16,7 @@ from gpuflight.errors import InputError
 from gpuflight.graph import edges, nodes
 from gpuflight.graph.codec import decode_graph, encode_graph
 from gpuflight.graph.lift import lift
+from gpuflight.graph.load import parse_graph
 from gpuflight.graph.witty import load_witty, looks_like_witty, read_witty
 from gpuflight.graph.witty_kinds import EDGES, NODES
 
@@ -309,6 +310,12 @@ def test_hostile_numbers_and_text() -> None:
     assert (entity.attributes["nan"], entity.attributes["inf"]) == ("nan", "inf")
     assert entity.attributes["wide"] == 2**63
     encode_graph(load_witty({"nodes": [process], "edges": []}))
+
+
+def test_a_file_with_nan_as_python_writes_it_opens() -> None:
+    text = json.dumps({"nodes": [_entity("ProcessEntity", odd=float("nan"), name="\ud800")], "edges": []})
+    [entity] = parse_graph(text.encode()).graph.nodes.values()
+    assert (entity.attributes["odd"], entity.attributes["name"]) == ("nan", "\ufffd")
 
 
 def test_a_foreign_host_is_not_ours() -> None:

@@ -702,3 +702,66 @@ def test_expand_after_seed_adds_nothing(world: FakeWorld) -> None:
     world.procfs.add(2, 11)
     look(world, *loopback_pair(), collector=collector)
     assert collector.expand([nodes.Process(pid=2, start=100)]).nodes == []
+
+
+def test_rounds_with_little_change_show_what_a_first_look_shows(world: FakeWorld) -> None:
+    """Measurements are taken over into the standing picture; it must be the one that joining anew would give."""
+    world.procfs.add(1, 10, 12, 14)
+    world.procfs.add(2, 11)
+    world.procfs.add(3, 13, 20)
+    collector = Sockets()
+
+    def sockets(turn: int) -> list[InetSocket]:
+        return [
+            inet((LO, 9000), inode=10, recv_queue=turn, send_queue=128),
+            inet((LO, 40000), (LO, 9000), inode=11, tcp=info(turn * 10, 5, opened=True), send_queue=turn),
+            inet((LO, 9000), (LO, 40000), inode=12, tcp=info(5, turn * 10)),
+            inet((LO, 40001), (LO, 9000), inode=13, tcp=info(7, 5, opened=True)),
+            inet((LO, 9000), (LO, 40001), inode=14, recv_queue=turn, tcp=info(5, 7)),
+            inet((HOST, 41000), (PEER, 443), inode=20, tcp=info(turn, turn, opened=True)),
+            inet((LO, 5000), (LO, 5001), protocol="udp", inode=21, recv_queue=turn),
+            inet((LO, 5001), (LO, 5000), protocol="udp", inode=22),
+        ]
+
+    standing = sockets(1)
+    for turn in range(1, 6):
+        standing = [old if old == new else new for old, new in zip(standing, sockets(turn), strict=True)]
+        graph = look(world, *standing, collector=collector)
+        fresh = look(world, *standing)
+        assert graph.nodes == fresh.nodes
+        assert graph.edges.keys() == fresh.edges.keys()
+        for key, edge in fresh.edges.items():
+            known = graph.edges[key]
+            assert known.attributes == edge.attributes
+            assert known.metrics.items() >= edge.metrics.items()
+    assert (
+        graph.edges[f"Socket(tcp,{LO}:40000)", f"Socket(tcp,{LO}:9000)", "ConnectTo"].metrics["bytes_sent_per_s"] == 2.5
+    )
+
+
+@pytest.mark.parametrize("change", ["closed", "new owner", "new addresses", "half joined", "reused"])
+def test_change_of_structure_is_not_taken_for_a_measurement(world: FakeWorld, change: str) -> None:
+    world.procfs.add(1, 12)
+    world.procfs.add(2, 11)
+    collector, pair = Sockets(), [inet((HOST, 40000), (PEER, 9000), inode=11), inet((LO, 9001), inode=12)]
+    table: dict[str, Any] = {"addresses": {0: frozenset({HOST})}}
+    first = look(world, *pair, collector=collector, **table)
+    assert first.nodes[only(first).target].attributes == {"remote": True}
+    if change == "closed":
+        graph = look(world, pair[1], collector=collector, **table)
+        assert connections(graph) == []
+    elif change == "new owner":
+        new = world.procfs.add(3, 11)
+        graph = look(world, *pair, collector=collector, **table)
+        assert (f"Socket(tcp,{HOST}:40000)", new) in belongs(graph)
+    elif change == "new addresses":
+        graph = look(world, *pair, collector=collector, addresses={0: frozenset({HOST, PEER})})
+        assert "remote" not in graph.nodes[only(graph).target].attributes
+    elif change == "half joined":
+        other = inet((PEER, 9000), (HOST, 40000), inode=13, netns=N1)
+        graph = look(world, pair[0], other, collector=collector, **table)
+        assert only(graph).target == f"Socket(tcp,{PEER}:9000,netns={N1})"
+    else:
+        reused = inet((HOST, 40000), (PEER, 9000), inode=12)
+        graph = look(world, reused, inet((LO, 9001), inode=11), collector=collector, **table)
+        assert (f"Socket(tcp,{HOST}:40000)", "Process(pid=1,start=100)") in belongs(graph)

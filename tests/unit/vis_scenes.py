@@ -73,7 +73,7 @@ def _hardware(graph: Graph) -> list[nodes.GPU]:
                     metrics={
                         "sm_util_pct": 97 - 6 * (index == 5) - index % 3, "memory_used_bytes": (71 - index % 2) * GIB,
                         "memory_total_bytes": 80 * GIB, "power_watts": 640 + 8 * index, "power_limit_watts": 700,
-                        "temperature_celsius": 58 + index, "pcie_gen": 5, "pcie_width": 16, "sm_clock_hz": 1_755_000_000,
+                        "temperature_celsius": 58 + index, "pcie_gen": 5, "pcie_width": 16, "sm_clock_hz": 1_755e6,
                     },
                     unknown={"pcie_replays_count": "not supported by this driver"},
                 )  # fmt: skip

@@ -192,20 +192,22 @@ def _link(edge: Edge, kind: str, medium: str) -> Link:
     )
 
 
-_AMOUNTS = ("_bytes_per_s", "_bytes", "bytes_sent_count", "bytes_received_count")
-
-
 def _amount(metrics: list[dict[str, Any]]) -> tuple[str, float] | None:
-    """What flows on some links together: the first of rate, then volume, that any of them knows. Bandwidth that is
-    expected is not flow but says how wide a link is, so it serves for fabric."""
-    names = sorted({name for values in metrics for name in values})
-    for ending in _AMOUNTS:
-        for name in names:
-            if f"_{name}".endswith(ending) and "queue" not in name:
-                found = [value for values in metrics if (value := finite(values, name)) is not None]
-                if found:
-                    shown = name.removesuffix("_count") if name.startswith("bytes_") else name
-                    return (shown if not name.startswith("bytes_") else "sent_bytes"), sum(found)
+    """What flows on some links together, with the unit it is counted in: rates (both ways) if any link knows one, else
+    what a link should carry, else volumes sent and received, else how much memory is used or mapped."""
+    names = sorted({name for values in metrics for name in values if "queue" not in name})
+    rates = [name for name in names if name.endswith("per_s") and "bytes" in name and not name.startswith("expected")]
+    volumes = [name for name in names if name in ("bytes_sent_count", "bytes_received_count")]
+    sizes = [name for name in names if name.endswith("_bytes")]
+    for chosen, unit in (
+        (rates, "bytes_per_s"),
+        (["expected_bytes_per_s"], "bytes_per_s"),
+        (volumes, "total_bytes"),
+        (sizes[:1], "total_bytes"),
+    ):
+        found = [value for values in metrics for name in chosen if (value := finite(values, name)) is not None]
+        if found:
+            return unit, sum(found)
     return None
 
 

@@ -51,7 +51,7 @@ class Painter {
       const box = boxes[i];
       if (box.x > s.x1 || box.y > s.y1 || box.x + box.w < s.x0 || box.y + box.h < s.y0 || box.h * k < SPECK) { i = box.end; continue; }
       if (box.role === "frame" && !box.folded) {
-        this.frame(box);
+        if (box.group < 0) this.frame(box); // else on top of its group, with the cards
         cards.push(box);
         i = box.w * k < 6 ? box.end : i + 1;
       } else {
@@ -86,6 +86,7 @@ class Painter {
     const g = this.context, p = this.palette, k = this.view.k, colour = p.category[box.category], s = box.scale;
     g.globalAlpha = this.alphaOf(box);
     if (box.role === "frame" && !box.folded) {
+      if (box.group >= 0) { this.frame(box); g.globalAlpha = this.alphaOf(box); }
       this.words(box, 9 * s, true);
     } else if ((box.h / s < 22 ? 10.5 : 12) * s * k < READABLE) { // one of many in a group, or all is far away
       this.shape(box, 5);
