@@ -238,7 +238,7 @@ def _decode_tolerantly(data: bytes | str) -> Document:
     """The slow way, element by element: for kinds unknown here, and to say which element is wrong."""
     try:
         parsed = msgspec.json.decode(data, type=Document)
-    except msgspec.ValidationError as error:
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise InputError(f"not a graph of gpuflight: {error}") from None
     except RecursionError:
         raise InputError("not a graph of gpuflight: nested too deeply") from None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -68,18 +69,28 @@ def parse_graph(data: bytes) -> LoadedGraph:
         raise InputError("the file is empty")
     if b'"schema"' in data[:200]:
         return _loaded(decode_document(data))
-    try:
-        plain = msgspec.json.decode(data)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"not JSON: {error}") from None
-    except RecursionError:
-        raise InputError("not a graph: nested too deeply") from None
+    plain = _plain(data)
     if looks_like_witty(plain):
         env = plain.get("env") if isinstance(plain, dict) else None
         return LoadedGraph(load_witty(plain), env=env if isinstance(env, dict) else {}, origin="witty-profiler")
     if isinstance(plain, dict) and isinstance(plain.get("schema"), int):
         return _loaded(decode_document(data))
     raise InputError("neither a graph of gpuflight (no schema) nor one of witty-profiler")
+
+
+def _plain(data: bytes) -> Any:
+    """JSON as Python objects. What Python's own writer lets pass (NaN, lone surrogates) is read as well."""
+    try:
+        return msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        try:
+            return json.loads(data)
+        except ValueError:
+            raise InputError(f"not JSON: {error}") from None
+        except RecursionError:
+            raise InputError("not a graph: nested too deeply") from None
+    except RecursionError:
+        raise InputError("not a graph: nested too deeply") from None
 
 
 def read_rounds(path: str | os.PathLike[str]) -> Iterator[LoadedGraph]:
