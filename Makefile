@@ -36,6 +36,7 @@ check: $(VENV)/dev.done  ## format, lint, types, layers, tests
 
 docs: $(VENV)/dev.done  ## bring the generated parts of the documentation up to date
 	$(BIN)/python -m gpuflight.cli.reference $(DOCS)
+	UPDATE_DOCS=1 $(BIN)/python -m pytest -q tests/unit/test_architecture.py
 
 bench: $(VENV)/dev.done  ## every benchmark, one after the other; each prints ratios
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
