@@ -71,9 +71,12 @@ class Host(Collector):
         try:
             read(procfs)
         except OSError as error:
-            self._unknown.update(dict.fromkeys(names, error.strerror or "cannot be read"))
+            why = error.strerror or "cannot be read"
         except (ValueError, IndexError, KeyError):
-            self._unknown.update(dict.fromkeys(names, "the kernel's figures have an unknown form"))
+            why = "the kernel's figures have an unknown form"
+        else:
+            return
+        self._unknown.update(dict.fromkeys([name for name in names if name not in self._metrics], why))
 
     def _memory(self, procfs: ProcFs) -> None:
         kilobytes = {}

@@ -172,6 +172,14 @@ def note_unreadable_descriptors(collector: Collector, world: World, what: str) -
         )
 
 
+def note_no_sysv(collector: Collector, error: OSError, what: str) -> None:
+    """Say why there are no System V objects in the picture; the others are there all the same."""
+    if isinstance(error, FileNotFoundError):
+        collector.note(f"this kernel has no System V {what}")
+    else:
+        collector.note(f"the System V {what} cannot be read: {error.strerror or error}", "run as root")
+
+
 def note_foreign_namespaces(collector: Collector, world: World, what: str) -> None:
     """Say that the System V objects of other IPC namespaces cannot be seen, if processes live in such."""
     foreign = world.ipc.foreign_namespaces()

@@ -12,6 +12,7 @@ from gpuflight.collectors.ipc_users import (
     Usage,
     ends_of,
     note_foreign_namespaces,
+    note_no_sysv,
     note_unreadable_descriptors,
 )
 from gpuflight.graph import Entity, nodes
@@ -42,8 +43,8 @@ class MessageQueuesCollector(Collector):
             self._add_posix(world, queue)
         try:
             self._add_sysv(world)
-        except FileNotFoundError:
-            self.note("this kernel has no System V message queues")
+        except OSError as error:
+            note_no_sysv(self, error, "message queues")
         else:
             note_foreign_namespaces(self, world, "message queues")
 

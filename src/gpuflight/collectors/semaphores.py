@@ -12,6 +12,7 @@ from gpuflight.collectors.ipc_users import (
     Usage,
     device_text,
     note_foreign_namespaces,
+    note_no_sysv,
     note_unseen_maps,
 )
 from gpuflight.errors import SourceUnavailable
@@ -45,8 +46,8 @@ class SemaphoresCollector(Collector):
         note_unseen_maps(self, world)
         try:
             self._add_sysv(world)
-        except FileNotFoundError:
-            self.note("this kernel has no System V semaphores")
+        except OSError as error:
+            note_no_sysv(self, error, "semaphores")
         else:
             note_foreign_namespaces(self, world, "semaphores")
 

@@ -11,6 +11,7 @@ from gpuflight.collectors.ipc_users import (
     Usage,
     device_text,
     note_foreign_namespaces,
+    note_no_sysv,
     note_unreadable_descriptors,
     note_unseen_maps,
 )
@@ -62,9 +63,9 @@ class SharedMemoryCollector(Collector):
         processes = world.procfs.processes()
         try:
             table = dict(world.ipc.sysv_shared_memory())
-        except FileNotFoundError:
+        except OSError as error:
             table = {}
-            self.note("this kernel has no System V shared memory")
+            note_no_sysv(self, error, "shared memory")
         for segment in shared(segments):
             users = {(pid, processes[pid].start): _usage(use) for pid, use in segment.users.items() if pid in processes}
             key = f"ino={segment.inode},dev={device_text(segment.device)}"

@@ -174,7 +174,11 @@ class Cgroups:
                 reason = str(error)
             else:
                 continue
-            for name in _METRICS[controller]:
+            measured, limit = _METRICS[controller]
+            names = [name for name, counter in measured.items() if getattr(counters, counter) is None]
+            if next(iter(measured)) not in names:  # what is used was read, and then its limit could not be
+                names.append(limit)
+            for name in names:
                 counters.unknown.setdefault(name, reason)
         return counters
 
@@ -275,10 +279,11 @@ class Cgroups:
             return ""
 
 
+# controller → (metric and the counter that it needs, metric of the limit)
 _METRICS = {
-    "cpu": ("cpu_pct", "throttled_pct"),
-    "memory": ("memory_used_bytes",),
-    "pids": ("pids_count",),
+    "cpu": ({"cpu_pct": "cpu_usage_s", "throttled_pct": "throttled_periods"}, "cpu_quota_cores"),
+    "memory": ({"memory_used_bytes": "memory_used_bytes"}, "memory_limit_bytes"),
+    "pids": ({"pids_count": "pids"}, "pids_limit_count"),
 }
 
 
