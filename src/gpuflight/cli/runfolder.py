@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import time
@@ -62,8 +63,12 @@ class RunFolder:
         line = encode_diff_line(completed) if follows else encode_round(completed)
         assert self._stream is not None  # noqa: S101 - open() was called
         # A frame for each round: whatever ends us, every round up to the last one is whole.
-        self._stream.write(self._compressor.compress(line + b"\n"))
-        self._stream.flush()
+        try:
+            self._stream.write(self._compressor.compress(line + b"\n"))
+            self._stream.flush()
+        except OSError as error:
+            error.filename = self._part  # a full disk is told by its name
+            raise
         self._previous = completed.number
 
     def finish(self, last: Round, coverage: Any, config: Any) -> None:
@@ -83,7 +88,8 @@ class RunFolder:
         """Without a single round there is nothing to keep: remove the stream, and the folder if it is empty."""
         if self._stream is None or self._stream.closed:
             return
-        self._stream.close()
+        with contextlib.suppress(OSError):  # what did not fit has been told already
+            self._stream.close()
         if self._previous is None:
             os.unlink(self._part)
             try:

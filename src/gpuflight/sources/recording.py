@@ -127,7 +127,10 @@ class Tape:
         return _ReplayClock(self._reader)
 
     def close(self) -> None:
-        """End a recording: its file appears now. May be called twice. Raises InputError if it cannot be written."""
+        """End a recording: its file appears now. May be called twice.
+
+        Raises InputError if another file of its name appeared meanwhile, OSError if it cannot be written.
+        """
         if self._writer is not None:
             self._writer.close()
 
@@ -224,7 +227,10 @@ class _Writer:
                 self._publish()
             except OSError as error:
                 self._remove()
-                raise InputError(f"cannot write {self._path}: {error.strerror}") from error
+                if isinstance(error, FileExistsError):
+                    raise InputError(f"cannot write {self._path}: {error.strerror}") from error
+                error.filename = self._path
+                raise
 
     def discard(self) -> None:
         with self._lock:
@@ -273,7 +279,11 @@ class _Writer:
         member.size = len(content)
         member.mode = 0o600
         member.mtime = self._clock.wall_ns() // 1_000_000_000
-        self._tar.addfile(member, io.BytesIO(content))
+        try:
+            self._tar.addfile(member, io.BytesIO(content))
+        except OSError as error:
+            error.filename = self._path  # a full disk is told by its name
+            raise
 
 
 class _Reader:

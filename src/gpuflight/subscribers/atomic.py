@@ -33,8 +33,10 @@ def write_atomic(path: str, data: bytes, *, sync: bool = True) -> None:
         finally:
             os.close(descriptor)
         os.replace(temporary, target)
-    except BaseException:
+    except BaseException as error:
         os.unlink(temporary)
+        if isinstance(error, OSError):
+            error.filename = path  # not the temporary one
         raise
     if sync:
         sync_folder(folder)
