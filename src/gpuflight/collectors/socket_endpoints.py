@@ -77,6 +77,15 @@ class Endpoints:
         self.same_listeners = listening == self._listening
         self._groups, self._bound, self._listening = groups, bound, listening
 
+    def update(self, changed: list[tuple[InetSocket, InetSocket]]) -> None:
+        """Instead of ``begin`` and ``finish``, if nothing is other than it was but what these sockets (before, now)
+        measure."""
+        now = {id(before): after for before, after in changed}
+        for id_ in {after.id for _, after in changed}:
+            known = self.all[id_]
+            group = self._groups[id_] = [now.get(id(socket), socket) for socket in known.sockets]
+            self.all[id_] = self._endpoint(id_, group, known.accepted, known)
+
     def add_closed(self, socket: InetSocket) -> None:
         """Show the endpoint of a closed socket."""
         self._groups.setdefault(socket.id, []).append(socket)
@@ -188,7 +197,8 @@ class Endpoints:
         if peer.reached:
             listener = self._joins.listener(peer.netns, peer.protocol, peer.address, peer.port)
         owners = self._owners.of(listener.inode) if listener is not None and listener.inode else ()
-        if known is not None and not known.sockets and known.owners == owners and self.same_listeners:
+        same = known is not None and known.entity.attributes.get("remote", False) == peer.remote
+        if same and known is not None and not known.sockets and known.owners == owners and self.same_listeners:
             return known
         attributes: dict[str, Any] = {"remote": True} if peer.remote else {}
         if listener is not None:

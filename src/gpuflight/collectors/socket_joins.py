@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from msgspec import Struct
 
-from gpuflight.sources.netlink import Flow, InetKey, InetSocket, InetTable
+from gpuflight.sources.netlink import Flow, InetKey, InetSocket
 
 _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - compared, never bound
 _CLOSED = frozenset(("TIME_WAIT", "FIN_WAIT1", "FIN_WAIT2", "CLOSING", "LAST_ACK"))
@@ -34,22 +34,23 @@ class SocketJoins:
 
     def __init__(
         self,
-        table: InetTable,
+        sockets: list[InetSocket],
+        addresses: dict[int, frozenset[str]],
         known: dict[InetKey, Connection] | None = None,
         translations: Translations | None = None,
     ) -> None:
         self._bound: dict[tuple[int, str, str, int], InetSocket] = {}
-        self._addresses = table.addresses
+        self._addresses = addresses
         self._known = known if known is not None else {}
         self._translations = translations
-        connected = {socket.key: socket for socket in table.sockets if socket.remote}
+        connected = {socket.key: socket for socket in sockets if socket.remote}
         others = 0
-        for socket in table.sockets:
+        for socket in sockets:
             if not socket.remote:
                 others += 1
                 self._bound.setdefault((socket.netns, socket.protocol, socket.local_address, socket.local_port), socket)
-        if len(connected) + others < len(table.sockets):  # one address used twice: what is alive, and came first
-            for socket in reversed(table.sockets):
+        if len(connected) + others < len(sockets):  # one address used twice: what is alive, and came first
+            for socket in reversed(sockets):
                 if socket.remote and not (is_closed(socket) and not is_closed(connected[socket.key])):
                     connected[socket.key] = socket
         self._connected = connected

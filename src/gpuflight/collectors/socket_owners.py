@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from gpuflight.collectors.base import Collector
@@ -24,6 +23,9 @@ class SocketOwners:
         self.by_inode: dict[int, tuple[str, ...]] = {}
         """Ids of the processes that hold each socket; read only."""
         self.unreadable_pids = 0
+        self.same = False
+        """Whether every socket is held by the same processes as in the round before."""
+        self._missing: set[int] = set()
 
     def begin(self, procfs: ProcFs, inodes: set[int]) -> None:
         """Look up this round's owners of the sockets that exist (``inodes``). Raises SourceUnavailable."""
@@ -32,19 +34,24 @@ class SocketOwners:
         missing = inodes - index.sockets.keys()
         if missing:  # maybe opened since their process was last looked at closely
             index = procfs.fds(missing)
+        self._missing = missing
+        self.unreadable_pids = index.unreadable_pids
+        self._last_anchors, self._anchors = self._anchors, {}
         self._processes = procfs.processes()
         self._last_by_pid, self._by_pid = self._by_pid, {}
-        of_pid = self._of_pid
+        of_pid, find = self._of_pid, index.sockets.get
         by_inode: dict[int, tuple[str, ...]] = {}
-        for inode, references in index.sockets.items():
+        for inode in inodes:
+            references = find(inode)
+            if references is None:
+                continue
             if len(references) == 1:
                 by_inode[inode] = of_pid(references[0].pid)
             else:
                 pids = sorted({reference.pid for reference in references})
                 by_inode[inode] = tuple(process for pid in pids for process in of_pid(pid))
+        self.same = by_inode == self.by_inode
         self.by_inode = by_inode
-        self.unreadable_pids = index.unreadable_pids
-        self._last_anchors, self._anchors = self._anchors, {}
 
     def of(self, inode: int) -> tuple[str, ...]:
         """Ids of the processes that hold the socket; several after a fork, none if nobody visible does."""
@@ -64,10 +71,10 @@ class SocketOwners:
         self._anchors[process] = found
         return found
 
-    def report_unowned(self, collector: Collector, inodes: Iterable[int]) -> None:
+    def report_unowned(self, collector: Collector) -> None:
         """Say how many sockets show no owner because their process could not be looked into."""
         if self.unreadable_pids:
-            unowned = sum(1 for inode in inodes if inode and inode not in self.by_inode)
+            unowned = len(self._missing - self.by_inode.keys())
             if unowned:
                 collector.note(
                     "sockets whose process may not be looked into", "run as root or grant CAP_SYS_PTRACE", unowned

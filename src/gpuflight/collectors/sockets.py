@@ -14,7 +14,7 @@ from gpuflight.collectors.socket_endpoints import Endpoint, Endpoints, Peer
 from gpuflight.collectors.socket_joins import Connection, SocketJoins, is_closed
 from gpuflight.collectors.socket_owners import SocketOwners
 from gpuflight.graph import Edge, EdgeKey, Entity, edges, nodes
-from gpuflight.sources.netlink import InetKey, socket_id
+from gpuflight.sources.netlink import InetKey, InetSocket, socket_id
 
 if TYPE_CHECKING:
     from gpuflight.sources.world import World
@@ -74,6 +74,7 @@ class Sockets(Collector):
         self._links: dict[InetKey, _Link] = {}
         self._known: dict[InetKey, Connection] = {}
         self._addresses: dict[int, frozenset[str]] = {}
+        self._sockets: list[InetSocket] = []
         self._listening: set[int] = set()
         self._passed: set[InetKey] = set()
         self._seeded = False
@@ -90,22 +91,21 @@ class Sockets(Collector):
         if table.time_wait_count and self.settings.time_wait_limit:
             self.lose("connections in TIME_WAIT over the limit", table.time_wait_count)
         self._owners.begin(world.procfs, {socket.inode for socket in table.sockets})
-        self._owners.report_unowned(self, (socket.inode for socket in table.sockets))
+        self._owners.report_unowned(self)
         self._seeded = False
         self._by_process = None
-        joins = SocketJoins(table, self._known, world.netlink.translations)
-        self._endpoints.begin(table.sockets, joins)
         moved = table.addresses != self._addresses
-        self._addresses = table.addresses
-        self._links = self._link(joins.connections(), joins, moved=moved)
-        self._endpoints.finish()
+        sockets = self._without_passed(table.sockets)
+        changed = self._changed(sockets) if self._owners.same and not moved else None
+        self._sockets, self._addresses = sockets, table.addresses
+        if changed is None:
+            joins = SocketJoins(sockets, table.addresses, self._known, world.netlink.translations)
+            self._rebuild(sockets, joins, moved=moved)
+        else:
+            self._update(changed)
+        if self._passed:
+            self.lose("ended connections to no known process", len(self._passed))
         self._show(now_s)
-        self._known = {}
-        for link in self._links.values():
-            for end in (link.connection.client, link.connection.server):
-                if end is not None and end.remote:
-                    self._known[end.key] = link.connection
-        self._listening = {socket.inode for socket in table.sockets if not socket.remote}
 
     def seed(self) -> Batch:
         self._seeded = True
@@ -142,16 +142,76 @@ class Sockets(Collector):
                     self._add(self._endpoints.all[link.target if side == 0 else link.source], shown, drawn)
         return Batch(list(shown.values()), list(drawn.values()))
 
+    def _without_passed(self, sockets: list[InetSocket]) -> list[InetSocket]:
+        """All but the closed sockets that were passed over in an earlier round. A busy client has thousands of them."""
+        passed, self._passed = self._passed, set()
+        if not passed:
+            return sockets
+        kept: list[InetSocket] = []
+        for socket in sockets:
+            if not socket.inode and socket.key in passed and is_closed(socket):
+                self._passed.add(socket.key)
+            else:
+                kept.append(socket)
+        return kept
+
+    # --- from round to round ---------------------------------------------------------------------------------------
+
+    def _changed(self, sockets: list[InetSocket]) -> list[tuple[InetSocket, InetSocket]] | None:
+        """(before, now) of the sockets of which only the measurements changed; None if anything else did, that bears on
+        what is joined with what, or which way round."""
+        if len(sockets) != len(self._sockets):
+            return None
+        changed = [(old, new) for old, new in zip(self._sockets, sockets, strict=True) if old is not new]
+        for old, new in changed:
+            if old.key != new.key or old.inode != new.inode or old.state != new.state or old.cookie != new.cookie:
+                return None
+            if new.remote:
+                connection = self._known.get(new.key)
+                if connection is None or (connection.client is not old and connection.server is not old):
+                    return None
+                if not connection.sure and new.protocol == "tcp":
+                    return None  # now it may be known who opened it
+            elif new.protocol != "tcp":
+                return None  # the other end of many
+        return changed
+
+    def _update(self, changed: list[tuple[InetSocket, InetSocket]]) -> None:
+        """The joins stand; take over what changed."""
+        for old, new in changed:
+            connection = self._known.get(new.key) if new.remote else None
+            if connection is None:
+                continue
+            if connection.client is old:
+                connection.client = new
+            if connection.server is old:
+                connection.server = new
+            self._links[_key(connection)].still = False
+        self._endpoints.update(changed)
+
+    def _rebuild(self, sockets: list[InetSocket], joins: SocketJoins, *, moved: bool) -> None:
+        """Join everything anew."""
+        self._endpoints.begin(sockets, joins)
+        self._links = self._link(joins.connections(), joins, moved=moved)
+        self._endpoints.finish()
+        self._known = {}
+        for link in self._links.values():
+            for end in (link.connection.client, link.connection.server):
+                if end is not None and end.remote:
+                    self._known[end.key] = link.connection
+        self._listening = {socket.inode for socket in sockets if not socket.remote}
+        if self._passed:  # so that the next round need not look at them
+            self._sockets = [socket for socket in sockets if socket.key not in self._passed or not is_closed(socket)]
+
     # --- the index of a round --------------------------------------------------------------------------------------
 
     def _link(self, connections: list[Connection], joins: SocketJoins, *, moved: bool) -> dict[InetKey, _Link]:
         """Which endpoints each connection is between; one that is as it was keeps its link."""
         links: dict[InetKey, _Link] = {}
         before, endpoints = self._links, self._endpoints
-        passed: set[InetKey] = set()
         for connection in connections:
             client, server = connection.client, connection.server
-            key = client.key if client is not None else server.mirror  # type: ignore[union-attr]
+            key = _key(connection)
             link = before.get(key)
             if link is not None and link.connection is connection and not moved:  # joined for certain, and unchanged
                 links[key] = link
@@ -170,17 +230,14 @@ class Sockets(Collector):
             closed = [end for end in (client, server) if end is not None and is_closed(end)]
             if closed:
                 unseen = key not in before and _over(connection)
-                if unseen and (key in self._passed or not self._just_ended(connection, link, joins)):
-                    passed.add(key)
+                if unseen and not self._just_ended(connection, link, joins):
+                    self._passed.update(end.key for end in closed)
                     continue
                 for end in closed:
                     endpoints.add_closed(end)
             if link.peer is not None:
                 endpoints.add_peer(link.peer)
             links[key] = link
-        if passed:
-            self.lose("ended connections to no known process", len(passed))
-        self._passed = passed
         return links
 
     def _new_link(self, connection: Connection, joins: SocketJoins, known: _Link | None) -> _Link:
@@ -273,6 +330,14 @@ class Sockets(Collector):
         self.lose("sockets over the limit", len(endpoints) - len(kept))
         self.note(f"more than {self.settings.limit} sockets", "raise the limit of the collector sockets")
         return list(kept.values()), [link for link in links if link.source in kept and link.target in kept]
+
+
+def _key(connection: Connection) -> InetKey:
+    """The client's key, whether it is here or not."""
+    if connection.client is not None:
+        return connection.client.key
+    assert connection.server is not None  # noqa: S101 - a connection has an end
+    return connection.server.mirror
 
 
 def _over(connection: Connection) -> bool:

@@ -70,7 +70,7 @@ class UnixSockets(Collector):
         # Without an inode: an end that nobody has accepted yet; its listener names who waits (``pending``).
         self._records = {record.inode: record for record in table.sockets if record.inode}
         self._owners.begin(world.procfs, set(self._records))
-        self._owners.report_unowned(self, self._records)
+        self._owners.report_unowned(self)
         self._seeded = False
         self._by_process = None
         self._shown = {inode: one for inode, one in self._shown.items() if inode in self._records}

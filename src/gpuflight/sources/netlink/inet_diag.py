@@ -1,15 +1,15 @@
 """inet_diag: internet sockets with tcp_info from NETLINK_SOCK_DIAG (include/uapi/linux/inet_diag.h).
 
 Thousands of sockets are read every round and few of them change, so the parser does as little as it can for a socket
-that is as it was: one ``unpack_from`` that cuts out only bytes that stand still while a connection is idle (timers and
-the ``last_…`` ages of tcp_info are skipped), one lookup, one comparison; then the record of last time is given again.
+that is as it was: one ``unpack_from`` that cuts out only what stands still while a connection is idle (timers and the
+``last_…`` ages of tcp_info are skipped), one lookup, one comparison; then the record of last time is given again.
 """
 
 from __future__ import annotations
 
 import socket
 import struct
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from gpuflight.sources.netlink.records import InetSocket, TcpInfo, inet_socket
 from gpuflight.sources.netlink.wire import NLMSG_DONE
@@ -27,6 +27,7 @@ _STATES = sum(1 << state for state in (1, 2, 4, 5, 7, 8, 9, 10, 11))
 
 _NO_FIN_SENT = (1, 8)  # ESTABLISHED, CLOSE_WAIT
 
+_NOTHING = struct.Struct("")
 _LENGTH_KIND = struct.Struct("=IH")  # of nlmsghdr
 
 _BODY = 16  # of the message: after nlmsghdr
@@ -49,10 +50,16 @@ def request(family: int, protocol: str, *, time_wait: bool) -> bytes:
     return struct.pack("=BBBBI48x", family, PROTOCOLS[protocol], _EXTENSIONS, 0, states)
 
 
-class _Layout(NamedTuple):
-    """Where the two attributes lie in messages of one length; ``unpack`` gives always seven fields."""
+_Fields = tuple[Any, ...]
+"""Of a message: length, type, family and state, identity, queues, then an attribute's head and value, and another's."""
 
-    unpack: struct.Struct
+
+class _Layout(NamedTuple):
+    """How messages of one length are cut. ``info`` and ``memory`` are the places of the values in the fields, 0 for
+    none; ``first`` and ``second`` what the heads must be; ``step`` is how far away the next message begins."""
+
+    cut: struct.Struct
+    step: int
     first: bytes
     second: bytes
     info: int
@@ -65,7 +72,7 @@ class InetParser:
     def __init__(self, netns: int, protocol: str) -> None:
         self._netns = netns
         self._protocol = protocol
-        self._known: dict[bytes, tuple[tuple[bytes, ...], InetSocket]] = {}
+        self._known: dict[bytes, tuple[_Fields, InetSocket]] = {}
         self._layouts: dict[int, _Layout] = {}
         self._addresses: dict[bytes, str] = {}
         self.garbage = 0
@@ -79,14 +86,26 @@ class InetParser:
         time_wait_left = time_wait_limit
         sockets: list[InetSocket] = []
         known, layouts, header = self._known, self._layouts, _LENGTH_KIND.unpack_from
+        get, append = known.get, sockets.append
         offset, end = 0, len(data)
+        cut, step = _NOTHING.unpack_from, 0
         while offset + _BODY <= end:
+            # The next message is mostly cut like the one before, and mostly what it was: the length, type and heads in
+            # ``fields`` are part of the comparison, so that a wrong guess cannot pass.
+            if 0 < step <= end - offset:
+                fields = cut(data, offset)
+                entry = get(fields[3])
+                if entry is not None and entry[0] == fields:
+                    append(entry[1])
+                    offset += step
+                    continue
             length, kind = header(data, offset)
             if length < _BODY or offset + length > end:
                 self.garbage += 1
                 break
             if kind == SOCK_DIAG_BY_FAMILY and length >= _ATTRIBUTES:
-                if data[offset + 17] == _TIME_WAIT:
+                waiting = data[offset + 17] == _TIME_WAIT
+                if waiting:
                     if time_wait_left <= 0:
                         self.time_wait_count += 1
                         offset += (length + 3) & ~3
@@ -95,12 +114,14 @@ class InetParser:
                 layout = layouts.get(length)
                 if layout is None:
                     layout = layouts[length] = _learn(data, offset, length)
-                fields = layout.unpack.unpack_from(data, offset)
-                if fields[3] != layout.first or fields[5] != layout.second:
+                fields = layout.cut.unpack_from(data, offset)
+                if fields[5] != layout.first or fields[7] != layout.second:
                     layout = layouts[length] = _learn(data, offset, length)
-                    fields = layout.unpack.unpack_from(data, offset)
-                identity = fields[1]
-                entry = known.get(identity)
+                    fields = layout.cut.unpack_from(data, offset)
+                if not waiting:  # those are counted one by one
+                    cut, step = layout.cut.unpack_from, layout.step
+                identity = fields[3]
+                entry = get(identity)
                 if entry is None or entry[0] != fields:
                     try:
                         entry = (fields, self._record(fields, layout))
@@ -109,7 +130,7 @@ class InetParser:
                         offset += (length + 3) & ~3
                         continue
                     known[identity] = entry
-                sockets.append(entry[1])
+                append(entry[1])
             elif kind == NLMSG_DONE:
                 break
             else:
@@ -124,11 +145,11 @@ class InetParser:
             self._addresses.clear()
         return sockets
 
-    def _record(self, fields: tuple[bytes, ...], layout: _Layout) -> InetSocket:
-        family, state = fields[0]
-        identity = fields[1]
+    def _record(self, fields: _Fields, layout: _Layout) -> InetSocket:
+        family, state = fields[2]
+        identity = fields[3]
         local_port, remote_port, local, remote = _IDENTITY.unpack_from(identity)
-        recv_queue, send_queue, uid, inode = _QUEUES.unpack(fields[2])
+        recv_queue, send_queue, uid, inode = _QUEUES.unpack(fields[4])
         memory: tuple[int | None, int | None, int | None] = (None, None, None)
         if layout.memory:
             raw = _MEMORY.unpack_from(fields[layout.memory])
@@ -172,7 +193,7 @@ def _learn(data: bytes, offset: int, length: int) -> _Layout:
         if (kind == _INFO and size >= 4 + 104) or (kind == _SKMEMINFO and size >= 4 + _MEMORY.size):
             found.append((at, size, kind))
         at += (size + 3) & ~3
-    format_ = ["=16x2s2x48s4x16s"]
+    format_ = ["=IH10x2s2x48s4x16s"]
     position = _ATTRIBUTES
     heads: list[bytes] = []
     places = {_INFO: 0, _SKMEMINFO: 0}
@@ -180,13 +201,16 @@ def _learn(data: bytes, offset: int, length: int) -> _Layout:
         skipped = _TCP_INFO_STILL if kind == _INFO else 0
         kept = size - 4 - skipped
         format_.append(f"{at - position}x4s{skipped}x{kept}s")
-        places[kind] = 4 + 2 * len(heads)
+        places[kind] = 6 + 2 * len(heads)
         heads.append(data[offset + at : offset + at + 4])
         position = at + size
     while len(heads) < 2:
         format_.append("0s0s")
         heads.append(b"")
-    return _Layout(struct.Struct("".join(format_)), heads[0], heads[1], places[_INFO], places[_SKMEMINFO])
+    if position < (length + 3) & ~3:
+        format_.append(f"{((length + 3) & ~3) - position}x")
+    cut = struct.Struct("".join(format_))
+    return _Layout(cut, cut.size, heads[0], heads[1], places[_INFO], places[_SKMEMINFO])
 
 
 def _tcp_info(still: bytes, state: int) -> TcpInfo:
