@@ -13,13 +13,17 @@ _AT_PAGESZ, _AT_CLKTCK = 6, 17
 
 
 class Machine:
-    """Facts of one machine through its files, so that a recording has them too; each is read once and kept."""
+    """Facts of one machine through its files, so that a recording has them too; each is read once and kept.
+
+    The host's name may change, so that it is kept for a round only.
+    """
 
     def __init__(self, fs: FileSystem, root: str = "/proc") -> None:
         self.fs = fs
         self.root = root
         self._auxv: dict[int, int] | None = None
         self._boot_time_s: float | None = None
+        self._hostname: str | None = None
 
     def text(self, name: str) -> str:
         """A file directly under /proc, e.g. ``meminfo`` or ``sys/kernel/osrelease``, without the last newline."""
@@ -28,10 +32,12 @@ class Machine:
     @property
     def hostname(self) -> str:
         """Name of the host; identity of its ``Host`` entity."""
-        try:
-            return self.text("sys/kernel/hostname") or "localhost"
-        except OSError:
-            return "localhost"
+        if self._hostname is None:
+            try:
+                self._hostname = self.text("sys/kernel/hostname") or "localhost"
+            except OSError:
+                self._hostname = "localhost"
+        return self._hostname
 
     @property
     def ticks_per_second(self) -> int:

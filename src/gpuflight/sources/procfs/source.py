@@ -57,6 +57,7 @@ class _Known:
         "stat_path",
         "thread_records",
         "threads",
+        "threads_round",
         "threads_stat",
     )
 
@@ -70,6 +71,7 @@ class _Known:
         self.threads: list[ProcStat] = []
         self.thread_records: dict[str, tuple[bytes, ProcStat]] = {}
         self.threads_stat: ProcStat | None = None
+        self.threads_round = -1  # the round in which they were last read
 
 
 class ProcFs(Machine):
@@ -105,6 +107,7 @@ class ProcFs(Machine):
         self._processes = None
         self._index = None
         self._status = {}
+        self._hostname = None
         if number % FACTS_ROUNDS == 0:
             self._mounts.forget()
             self._users.forget()
@@ -269,7 +272,11 @@ class ProcFs(Machine):
         A thread whose record did not change is the very same object, as with ``processes``.
         """
         known = self._known.get(pid)
-        if known is not None and known.threads_stat is known.stat and (pid + self._round) % THREADS_ROUNDS:
+        if (
+            known is not None
+            and known.threads_stat is known.stat
+            and ((pid + self._round) % THREADS_ROUNDS or known.threads_round == self._round)
+        ):
             return known.threads
         directory = f"{self.root}/{pid}/task"
         before = known.thread_records if known is not None else {}
@@ -286,6 +293,7 @@ class ProcFs(Machine):
             if records == before and known.threads_stat is not None:
                 threads = known.threads
             known.threads, known.thread_records, known.threads_stat = threads, records, known.stat
+            known.threads_round = self._round
         return threads
 
     def switches(self, pid: int) -> dict[int, tuple[int, int]]:
