@@ -44,13 +44,17 @@ def pack(root: Item) -> None:
     _pack_rows(root, sorted_children(root), _target_width(root.children, ROW_GAP), ROW_GAP * 2)
 
 
+def _title_width(item: Item) -> float:
+    return width(item.label, TITLE) * 1.1 + 38  # bold, after the glyph
+
+
 def _size_leaf(item: Item) -> None:
     if item.role == "chip":
         item.w = min(CHIP_MAX_W, max(44.0, width(item.label, TEXT) + 26))
         item.h = CHIP_H
         return
     widest = max((width(line, TEXT) for line in item.lines), default=0.0)
-    item.w = min(CARD_MAX_W, max(CARD_MIN_W, width(item.label, TITLE) + 34, widest + 22))
+    item.w = min(CARD_MAX_W, max(CARD_MIN_W, _title_width(item), widest + 22))
     if item.bars:
         item.w = max(item.w, 176.0)
     item.header = 24 + LINE * len(item.lines) + LINE * len(item.bars)
@@ -69,7 +73,7 @@ def _size_group(item: Item) -> None:
         grow = min(4.0 if item.score >= 1 else 1.25, max(0.8, math.sqrt(area / 300_000)))  # idle ones stay small
         field_w, field_h = FIELD_W * grow, FIELD_H * grow
         item.header = 24 + LINE * len(item.lines)
-        item.w = max(field_w + 16, min(300.0, width(item.label, TITLE) + 34))
+        item.w = max(field_w + 16, min(300.0, _title_width(item)))
         field_w = item.w - 16
         item.h = item.header + field_h + 8
         left, top = 8.0, item.header
@@ -89,7 +93,7 @@ def _size_frame(item: Item) -> None:
     lines = LINE * (len(item.lines) + len(item.bars))
     item.role = "frame"
     item.header = 26 + lines
-    least = min(320.0, width(item.label, TITLE) + 44)
+    least = min(320.0, _title_width(item) + 8)
     if item.lines:
         least = max(least, min(360.0, max(width(line, TEXT) for line in item.lines) + 26))
     if item.bars:

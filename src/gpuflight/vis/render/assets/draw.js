@@ -37,6 +37,7 @@ class Painter {
   faded(line) {
     const { dim, focus } = this.scene, { boxes } = this.model;
     if (!dim) return false;
+    if (this.scene.line) return line !== this.scene.line;
     if (!dim.has(line.a) || !dim.has(line.b)) return true;
     return focus >= 0 && ![line.a, line.b].some((end) => end === focus || inside(boxes, end, focus) || boxes[focus].group === end);
   }

@@ -14,7 +14,7 @@ class Search {
     this.input.addEventListener("input", () => this.run(this.input.value));
     this.input.addEventListener("keydown", (event) => this.key(event));
     this.input.addEventListener("focus", () => { if (this.matches.length) this.list.hidden = false; });
-    document.addEventListener("pointerdown", (event) => { if (!event.target.closest(".search")) this.list.hidden = true; });
+    document.addEventListener("pointerdown", (event) => { if (!event.target.closest?.(".search")) this.list.hidden = true; });
   }
 
   run(query) {

@@ -312,7 +312,7 @@ class Viewer {
   }
 
   key(event) {
-    if (event.target.closest("input, textarea, [role=tab]") || event.ctrlKey || event.metaKey || event.altKey) return;
+    if (event.target.closest?.("input, textarea, [role=tab]") || event.ctrlKey || event.metaKey || event.altKey) return;
     const step = 80, arrows = { ArrowLeft: [step, 0], ArrowRight: [-step, 0], ArrowUp: [0, step], ArrowDown: [0, -step] };
     const onCanvas = event.target === this.canvas || event.target === document.body;
     if (arrows[event.key] && onCanvas) { if (event.shiftKey) this.walk(event.key); else this.pan(...arrows[event.key]); }
