@@ -563,7 +563,7 @@ def test_time_wait_from_before_the_first_round_is_counted_only(world: FakeWorld)
     for _ in range(3):
         graph = look(world, inet((LO, 9000), inode=10), over, collector=collector)
         assert connections(graph) == []
-        assert collector.losses == {"ended connections to no known process": 1}
+        assert collector.losses == {"ended connections that are not shown": 1}
 
 
 def test_time_wait_of_an_older_listener_is_not_laid_at_the_new_ones_door(world: FakeWorld) -> None:
@@ -589,7 +589,17 @@ def test_time_wait_to_nobody_we_know_is_counted_only(world: FakeWorld) -> None:
     collector = Sockets()
     graph = look(world, inet((HOST, 40000), (PEER, 443), state="TIME_WAIT"), collector=collector)
     assert len(graph) == 0
-    assert collector.losses == {"ended connections to no known process": 1}
+    assert collector.losses == {"ended connections that are not shown": 1}
+
+
+def test_ended_connections_are_limited(world: FakeWorld) -> None:
+    collector = Sockets(SocketsSettings(ended_limit=2))
+    listener = inet((LO, 9000), inode=10)
+    look(world, listener, collector=collector)
+    over = [inet((LO, 40000 + number), (LO, 9000), state="TIME_WAIT") for number in range(5)]
+    for _ in range(3):
+        assert len(connections(look(world, listener, *over, collector=collector))) == 2
+        assert collector.losses == {"ended connections that are not shown": 3}
 
 
 def test_time_wait_limit_reaches_the_source(world: FakeWorld) -> None:

@@ -26,6 +26,9 @@ class SocketsSettings(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     limit: int = Field(20_000, ge=1, description="Most endpoints in the picture; owned and joined ones come first.")
+    ended_limit: int = Field(
+        256, ge=0, description="Most connections in the picture that ended unseen between two rounds (TIME_WAIT)."
+    )
     time_wait_limit: int = Field(
         4096, ge=0, description="Most connections in TIME_WAIT, per namespace and family, that are looked at; 0: none."
     )
@@ -104,7 +107,7 @@ class Sockets(Collector):
         else:
             self._update(changed)
         if self._passed:
-            self.lose("ended connections to no known process", len(self._passed))
+            self.lose("ended connections that are not shown", len(self._passed))
         self._show(now_s)
 
     def seed(self) -> Batch:
@@ -209,6 +212,7 @@ class Sockets(Collector):
         """Which endpoints each connection is between; one that is as it was keeps its link."""
         links: dict[InetKey, _Link] = {}
         before, endpoints = self._links, self._endpoints
+        ended = sum(1 for link in before.values() if link.edge is not None and "ended" in link.edge.attributes)
         for connection in connections:
             client, server = connection.client, connection.server
             key = _key(connection)
@@ -229,10 +233,11 @@ class Sockets(Collector):
                 link = self._new_link(connection, joins, link)
             closed = [end for end in (client, server) if end is not None and is_closed(end)]
             if closed:
-                unseen = key not in before and _over(connection)
-                if unseen and not self._just_ended(connection, link, joins):
-                    self._passed.update(end.key for end in closed)
-                    continue
+                if key not in before and _over(connection):
+                    if ended >= self.settings.ended_limit or not self._just_ended(connection, link, joins):
+                        self._passed.update(end.key for end in closed)
+                        continue
+                    ended += 1
                 for end in closed:
                     endpoints.add_closed(end)
             if link.peer is not None:
