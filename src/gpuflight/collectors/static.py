@@ -25,6 +25,7 @@ class Static(Collector):
     """Starts from given processes. A pid means the process that had it first: a later one with that pid is another."""
 
     seeds = True
+    precedence = 20  # first, so that nobody else brings one of them to the frontier without its ``seeded``
     settings_class = StaticSettings
     settings: StaticSettings
 
