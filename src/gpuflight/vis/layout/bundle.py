@@ -7,6 +7,7 @@ from collections import defaultdict
 from typing import Any
 
 from gpuflight.graph import Edge
+from gpuflight.vis.layout.hardware import HARDWARE_KINDS
 from gpuflight.vis.layout.item import Item, common_ancestor
 from gpuflight.vis.layout.pack import is_chip
 from gpuflight.vis.layout.tree import Forest
@@ -64,6 +65,8 @@ class Bundles:
             self.links.append(_link(edge, kind, medium))
             if kind in QUIET_KINDS or key in forest.used:
                 continue
+            if medium == "deploy" and target_kind in HARDWARE_KINDS:
+                continue  # where a file lies is in its details
             if kind == "SendTo" and "Pipe" in (source_kind, target_kind):
                 if target_kind == "Pipe":
                     pipes[target][0].append((source, index))

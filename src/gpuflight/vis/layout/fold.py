@@ -23,6 +23,7 @@ _PORTS = {
 }  # fmt: skip
 IDLE_MIN = 3
 SAME_NAME_MIN = 5
+SAME_TREES_MIN = 12
 
 
 def fold(forest: Forest) -> None:
@@ -190,16 +191,19 @@ def _bare(item: Item) -> bool:
 
 
 def _fold_workers(folder: _Folder, crowded: bool) -> None:
-    """Processes of one name under one parent that use no GPU and are known to no finding; those with children of their
-    own only where there are many."""
-    by_name: dict[str, list[Item]] = defaultdict(list)
+    """Processes of one name under one parent that use no GPU and are known to no finding; whole trees of them only in a
+    crowd, and only where there are many."""
+    by_name: dict[tuple[str, bool], list[Item]] = defaultdict(list)
     for item in folder.rest:
-        if item.kind == "Process" and item.score < ALWAYS and (crowded or not _has_work(item)):
-            by_name[item.label].append(item)
-    for name, members in by_name.items():
-        if len(members) >= SAME_NAME_MIN:
+        if item.kind == "Process" and item.score < ALWAYS:
+            by_name[item.label, _has_work(item)].append(item)
+    for (name, trees), members in by_name.items():
+        if len(members) >= SAME_NAME_MIN and (not trees or (crowded and len(members) >= SAME_TREES_MIN)):
             folder.group(
-                f"same:{name}", members, f"{len(members)} × {name}", "same name, same parent, no GPU of their own"
+                f"same:{name}:{trees}",
+                members,
+                f"{len(members)} × {name}",
+                "same name, same parent, no GPU of their own",
             )
 
 

@@ -197,7 +197,9 @@ class Forest:
     def _around(self, item: Item, placed: set[str]) -> list[str]:
         holders = self.holders.get(item.id) or self.owners.get(item.id) or ()
         around = [holder for holder in holders if self.items[holder].entity is not None]
-        return around or [user for user in self.users.get(item.id, ()) if user in placed]
+        work = [holder for holder in around if self.items[holder].kind not in HARDWARE_KINDS]
+        users = [user for user in self.users.get(item.id, ()) if user in placed]
+        return work or users or around  # a segment in /dev/shm stands with its users, not in the mount
 
     def _place_around(self, item: Item, around: list[str], frames: _Frames) -> None:
         if not around:
