@@ -27,7 +27,7 @@ CLONE_NEWNET = 0x40000000
 IPC_PRIVATE, IPC_CREAT, IPC_RMID = 0, 0o1000, 0
 TAG = f"gf_capture_{os.getpid()}"
 KEEP: list[Any] = []
-CLEANUP: list[Callable[[], Any]] = []
+PATIENCE_S = 20
 
 
 class Refused(Exception):
@@ -49,6 +49,7 @@ class Step:
     def take(self, side: int) -> None:
         self.ends[1 - side].close()
         self.end = self.ends[side]
+        self.end.settimeout(PATIENCE_S)
 
     def tell(self, text: str = ".") -> None:
         self.end.sendall(text.encode())
@@ -63,6 +64,7 @@ class Step:
 def tcp(side: int, step: Step) -> None:
     if side == 0:
         listener = socket.create_server(("127.0.0.1", PORT))
+        listener.settimeout(PATIENCE_S)  # the other side may have died
         step.tell()
         connection, _ = listener.accept()
         listener.close()
@@ -109,6 +111,7 @@ def unix(side: int, step: Step) -> None:
         listener = socket.socket(socket.AF_UNIX)
         listener.bind(path)
         listener.listen()
+        listener.settimeout(PATIENCE_S)
         step.tell()
         KEEP.append(listener.accept()[0])
         listener.close()
@@ -196,10 +199,22 @@ def child(join: Callable[[int, Step], None], side: int, step: Step, report: int)
     signal.pause()
 
 
+def two_free_ports() -> int:
+    """The lower of two neighbouring ports that nobody holds; below the ephemeral ones, so that nobody takes them."""
+    for port in range(20_000 + os.getpid() % 5_000 * 2, 32_000, 2):
+        try:
+            for candidate in (port, port + 1):
+                with socket.socket() as probe:
+                    probe.bind(("127.0.0.1", candidate))
+        except OSError:
+            continue
+        return port
+    raise RuntimeError("no two free ports")
+
+
 def main() -> None:
     global PORT, PIPE, SEGMENT, MEMFD
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        PORT = min(probe.getsockname()[1], 65_000)
+    PORT = two_free_ports()
     PIPE = os.pipe()
     MEMFD = os.memfd_create(TAG)
     os.ftruncate(MEMFD, 8192)
