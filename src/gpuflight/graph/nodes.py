@@ -12,7 +12,9 @@ from gpuflight.graph.element import Entity
 
 class Host(Entity, tag="Host", gc=False, kw_only=True):
     """A machine. attributes: name, machine_id, boot_id, kernel, architecture, virtualisation.
-    metrics: cpus_count, memory_total_bytes, memory_available_bytes, swap_used_bytes, load_1min, cpu_busy_pct."""
+    metrics: cpus_count, memory_total_bytes, memory_available_bytes, swap_total_bytes, swap_used_bytes, load_1min,
+    cpu_busy_pct, cpu_iowait_pct, cpu_steal_pct, context_switches_per_s, cpu_pressure_some_pct, memory_pressure_full_pct,
+    io_pressure_full_pct, processes_count, kernel_threads_count."""
 
     hostname: str
 
@@ -24,7 +26,8 @@ class Process(Entity, tag="Process", gc=False, kw_only=True):
     """A process: its pid *and* start time (clock ticks since boot), so that a reused pid is a new entity.
 
     attributes: name (comm), cmdline (redacted), exe, state, ppid, uid, user, cgroup, nspids, netns, cpus_allowed,
-    top_cpu. metrics: cpu_pct (of one core, over the round), rss_bytes, threads_count, fds_count, major_faults_per_s,
+    top_cpu (rank), common_parent_of (count), seeded (asked for by pid). metrics: cpu_pct (of one core, over the round),
+    rss_bytes, threads_count, fds_count, major_faults_per_s, minor_faults_per_s; of those that use CPU or a GPU also
     context_switches_voluntary_per_s, context_switches_involuntary_per_s, io_read_bytes_per_s, io_write_bytes_per_s."""
 
     pid: int

@@ -277,7 +277,10 @@ class FdScanner:
         """(device, inode) and whether it is a fifo; unknown where asking could hang (see ``mounts``)."""
         if not self._local.is_local(pid, target):
             return None, False
-        stat = self._fs.stat(f"{self._root}/{pid}/fd/{fd}")
+        try:
+            stat = self._fs.stat(f"{self._root}/{pid}/fd/{fd}")
+        except OSError:  # closed since its link was read, or a tree of fixtures
+            return None, False
         return (stat.device, stat.inode), stat.mode & _FILE_TYPE == _FIFO
 
     def _build(self) -> FdIndex:
