@@ -138,7 +138,7 @@ class FdScanner:
         self._local = local
         self._tables: dict[int, _Table] = {}
         self._index: FdIndex | None = None
-        self._ownerless: set[int] = set()
+        self._ownerless: dict[int, int] = {}  # inode → round in which somebody last asked for it
 
     def scan(self, processes: dict[int, ProcStat], round_number: int) -> FdIndex:
         """The index of this round. Reads the tables of ``processes`` and forgets those of all others."""
@@ -170,7 +170,10 @@ class FdScanner:
         """
         assert self._index is not None  # noqa: S101 - ProcFs scans first
         missing = sockets - self._index.sockets.keys()
-        wanted = missing - self._ownerless
+        # Several ask in one round, each for sockets of its own kind: what one asks for is not forgotten for another.
+        self._ownerless = {k: asked for k, asked in self._ownerless.items() if asked >= round_number - 1}
+        wanted = missing - self._ownerless.keys()
+        self._ownerless.update(dict.fromkeys(missing & self._ownerless.keys(), round_number))
         if not wanted:
             return self._index
         links = 0
@@ -183,7 +186,7 @@ class FdScanner:
             self._read(pid, table, round_number, full=True)
             wanted.difference_update(entry.key for entry in table.kept if entry.kind == _SOCKET)
         if links < VERIFY_LINKS:
-            self._ownerless = (self._ownerless & missing) | wanted
+            self._ownerless.update(dict.fromkeys(wanted, round_number))
         self._index = self._build()
         return self._index
 
