@@ -13,8 +13,8 @@ from gpuflight.graph.element import Entity
 class Host(Entity, tag="Host", gc=False, kw_only=True):
     """A machine. attributes: name, machine_id, boot_id, kernel, architecture, virtualisation.
     metrics: cpus_count, memory_total_bytes, memory_available_bytes, swap_total_bytes, swap_used_bytes, load_1min,
-    cpu_busy_pct, cpu_iowait_pct, cpu_steal_pct, context_switches_per_s, cpu_pressure_some_pct, memory_pressure_full_pct,
-    io_pressure_full_pct, processes_count, kernel_threads_count."""
+    cpu_busy_pct, cpu_iowait_pct, cpu_steal_pct, context_switches_per_s, processes_count, kernel_threads_count,
+    cpu_pressure_some_pct, memory_pressure_full_pct, io_pressure_full_pct."""
 
     hostname: str
 
