@@ -88,7 +88,7 @@ class LiveStore:
 
 
 class _Step(Struct):
-    """How one table became the next: ``elements`` is the new dictionary by key, ``before`` the one of the last round."""
+    """How one table became the next: ``elements`` is the new dictionary by key, ``before`` that of the last round."""
 
     before: dict[Any, Any]
     elements: dict[Any, Any]
@@ -105,7 +105,7 @@ class _Table:
         self._merge = merge
         self._tombstone_rounds = tombstone_rounds
         self._elements: dict[Any, Any] = {}
-        # id() of exactly the objects in _elements, less the tombstones: they are alive, so no other object has their id.
+        # id() of exactly the objects in _elements, less the tombstones: alive, so that no other object has their id.
         self._identities: set[int] = set()
         self._ended: dict[Any, int] = {}
 
@@ -160,6 +160,13 @@ class _Table:
             same_batch = set(compress(numbers, known)) if fresh else identities.intersection(numbers)
             positions: dict[int, int] = {}
             for key, new in zip(map(key_of, fresh), fresh, strict=True):
+                if (
+                    new.attributes is EMPTY
+                    and new.metrics is EMPTY
+                    and new.unknown is None
+                    and (key in reported or ((old := elements.get(key)) is not None and id(old) in again))
+                ):
+                    continue  # an anchor of what a batch before this one reported: it has nothing to add
                 first = reported.setdefault(key, new)
                 if first is new and (old := elements.get(key)) is not None and key not in merged_with_old:
                     # Reported unchanged as well? By a batch before this one, or by this one before this element?
