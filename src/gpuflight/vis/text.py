@@ -147,10 +147,10 @@ def plural(count: int, noun: str) -> str:
 
 
 def width(text: str, size: float) -> float:
-    """Estimated width of ``text`` in a proportional sans-serif font of ``size`` units: 0.6 em a character, 1.1 em a
+    """Estimated width of ``text`` in a proportional sans-serif font of ``size`` units: 0.61 em a character, 1.1 em a
     wide one (East Asian, emoji). Renderers that know the font still cut at the box's border."""
     text = text[:200]
     count = len(text)
     if not text.isascii():
         count += int(len(_WIDE.findall(text)) * 0.8)
-    return count * size * 0.6
+    return count * size * 0.61

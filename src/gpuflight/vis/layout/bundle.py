@@ -65,8 +65,8 @@ class Bundles:
             self.links.append(_link(edge, kind, medium))
             if kind in QUIET_KINDS or key in forest.used:
                 continue
-            if medium == "deploy" and target_kind in HARDWARE_KINDS:
-                continue  # where a file lies is in its details
+            if kind == "Belong" or (medium == "deploy" and target_kind in HARDWARE_KINDS):
+                continue  # an endpoint stands in the box around all that hold it; where a file lies is in its details
             if kind == "SendTo" and "Pipe" in (source_kind, target_kind):
                 if target_kind == "Pipe":
                     pipes[target][0].append((source, index))

@@ -50,7 +50,7 @@ def _title_width(item: Item) -> float:
 
 def _size_leaf(item: Item) -> None:
     if item.role == "chip":
-        item.w = min(CHIP_MAX_W, max(44.0, width(item.label, TEXT) + 26))
+        item.w = min(CHIP_MAX_W, max(44.0, width(item.label, TEXT) + 31))
         item.h = CHIP_H
         return
     widest = max((width(line, TEXT) for line in item.lines), default=0.0)
@@ -66,7 +66,7 @@ def _size_group(item: Item) -> None:
     if is_chip(item):
         item.header = 0.0
         field_w, field_h = CHIP_FIELD_W, CHIP_H - 6
-        text = min(280.0, width(item.label, TEXT) + 26)
+        text = min(280.0, width(item.label, TEXT) + 31)
         item.w, item.h = text + field_w + 6, CHIP_H
         left, top = text, 3.0
     else:
@@ -112,7 +112,7 @@ def _size_frame(item: Item) -> None:
     else:
         inner_w, inner_h = _pack_rows(item, children, target, _gap(item), ratio)
     item.w = max(least, inner_w + 2 * PAD)
-    item.h = item.header + inner_h + PAD
+    item.h = item.header + inner_h + PAD + min(28.0, 3.0 * max(0, item.child_links - 2))  # lanes under the last row
     if item.kind in _DEVICES:
         for child in item.children:  # ``place`` shrinks them
             child.w /= DEVICE_SCALE
