@@ -44,12 +44,13 @@ bench: $(VENV)/dev.done  ## every benchmark, one after the other; each prints ra
 clean:  ## remove what these targets made, run folders excepted
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-# Debian packages that some tests need: a C compiler for the fake NVML library, iproute2 for network namespaces. They are
-# installed where that may be done without asking; elsewhere those tests are skipped, and say so.
+# Debian packages that some tests need: a C compiler for the fake NVML library, iproute2 for network namespaces, Chromium
+# to open the picture. They are installed where that may be done without asking; elsewhere those tests are skipped, and say so.
 test-packages:
 	@missing=""; \
 	command -v cc >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 || missing="$$missing gcc libc6-dev"; \
 	command -v ip >/dev/null 2>&1 || missing="$$missing iproute2"; \
+	command -v chromium >/dev/null 2>&1 || missing="$$missing chromium"; \
 	if [ -n "$$missing" ]; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
 			(apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing) \

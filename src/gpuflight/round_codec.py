@@ -25,6 +25,7 @@ def _meta(done: Round) -> dict[str, Any]:
         "time": time_text(done.time_ns),
         "duration_s": round(done.duration_s, 6),
         "truncated_by": done.truncated_by,
+        "own_cost": msgspec.to_builtins(done.own_cost),
         "coverage": msgspec.to_builtins(done.coverage),
         "findings": msgspec.to_builtins(done.findings),
     }

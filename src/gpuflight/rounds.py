@@ -68,6 +68,16 @@ class Environment(Struct, kw_only=True, omit_defaults=True):
     kernel: str = ""
 
 
+class OwnCost(Struct, kw_only=True, omit_defaults=True):
+    """What gpuflight itself used: ``cpu_pct`` of one core by the whole process since the round before (None at the
+    first), resident memory, threads and open descriptors at the end of the round."""
+
+    cpu_pct: float | None = None
+    rss_bytes: int = 0
+    threads_count: int = 0
+    fds_count: int = 0
+
+
 class Round(Struct, kw_only=True):
     """One completed round. ``graph`` is shared and must not be changed.
 
@@ -84,3 +94,4 @@ class Round(Struct, kw_only=True):
     env: Environment
     findings: list[Finding] = field(default_factory=list)
     truncated_by: str = ""
+    own_cost: OwnCost | None = None

@@ -122,6 +122,18 @@ def test_round_carries_graph_diff_coverage_and_environment() -> None:
     assert coverage(done, "core").status == "ok"
 
 
+def test_each_round_says_what_gpuflight_itself_costs() -> None:
+    core = controller(Seeder(process(1)))
+    first, second = core.run_round().own_cost, core.run_round().own_cost
+    assert first is not None
+    assert second is not None
+    assert first.cpu_pct is None
+    assert second.cpu_pct is not None
+    assert second.rss_bytes > 1_000_000
+    assert second.threads_count >= 1
+    assert second.fds_count >= 3
+
+
 def test_expansion_goes_in_waves_each_entity_once_and_whole_frontier_at_a_time() -> None:
     chain = Chain(last=5)
     done = controller(Seeder(process(1), process(3), process(3)), chain).run_round()

@@ -14,6 +14,7 @@ from gpuflight.collectors.base import Collector
 from gpuflight.core.expansion import CollectorRunner, ExpansionLimits, expand_world
 from gpuflight.core.history import History
 from gpuflight.core.lockfile import LockFile
+from gpuflight.core.own_cost import OwnCostMeter
 from gpuflight.errors import GpuflightError
 from gpuflight.graph.store import LiveStore
 from gpuflight.rounds import Coverage, Environment, Round
@@ -84,6 +85,7 @@ class Controller:
         self._store = LiveStore(settings.tombstone_rounds)
         self._number = 0
         self._environment: Environment | None = None
+        self._own_cost = OwnCostMeter()
         self._lock_file = LockFile(lock_path) if lock_path else None
         self._references = 0
         self._lifecycle = threading.RLock()
@@ -229,6 +231,7 @@ class Controller:
             coverage=[*expansion.coverage, own],
             env=self._env(),
             truncated_by=expansion.truncated_by,
+            own_cost=self._own_cost.read(),
         )
         self.latest = done
         self.history.append(done)

@@ -42,6 +42,7 @@ class Document(Struct, omit_defaults=True):
     duration_s: float | None = None
     env: dict[str, Any] = field(default_factory=dict)
     truncated_by: str = ""
+    own_cost: dict[str, Any] | None = None
     edge_kinds: dict[str, dict[str, Any]] = field(default_factory=dict)
     nodes: list[Any] = field(default_factory=list)
     edges: list[Any] = field(default_factory=list)
@@ -61,6 +62,7 @@ class DiffLine(Struct, omit_defaults=True):
     time: str = ""
     duration_s: float | None = None
     truncated_by: str = ""
+    own_cost: dict[str, Any] | None = None
     nodes_added: list[Any] = field(default_factory=list)
     nodes_removed: list[str] = field(default_factory=list)
     nodes_changed: list[dict[str, Any]] = field(default_factory=list)
