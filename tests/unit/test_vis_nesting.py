@@ -221,3 +221,13 @@ def test_a_gpu_shows_memory_and_utilisation_and_what_is_unknown():
     )
     bars = {bar.label: (bar.fraction, bar.text) for bar in find(lay_out(Graph([gpu])), gpu.id).bars}
     assert bars == {"mem": (0.25, "20 B / 80 B"), "SM": (0.0, "unknown")}
+
+
+def test_a_crowd_shows_the_most_connected_and_folds_the_rest():
+    picture = lay_out(vis_scenes.crowd(8000))
+    shown = [
+        box for box, _ in boxes_of(picture)
+        if box.kind == "Process" and not any(above.startswith("group:") for above in path(picture, box.id))
+    ]  # fmt: skip
+    assert 60 <= len(shown) <= 200
+    assert max(picture.width, picture.height) < 10_000

@@ -21,7 +21,8 @@ class LayoutOptions(Struct, kw_only=True):
     """What a layout is told besides the graph: what to write on the picture, and how much to fold.
 
     ``notes`` are sentences that the picture must carry, such as where a capture was cut short.
-    ``shown_processes_max``: beyond this many process boxes, those with the fewest connections fold as well.
+    ``uncrowded_processes_max``: beyond this many processes, quiet ones fold even if a pipe or unix socket joins them.
+    ``shown_processes_max``: beyond this many, only those with most connections have a box of their own.
     ``siblings_max``: at most this many boxes of one kind side by side in one box; the rest folds.
     ``depth_max``: boxes nested deeper than this stand side by side in one group.
     """
@@ -33,7 +34,8 @@ class LayoutOptions(Struct, kw_only=True):
     round_number: int = 0
     time_ns: int = 0
     notes: list[str] = field(default_factory=list)
-    shown_processes_max: int = 60
+    uncrowded_processes_max: int = 60
+    shown_processes_max: int = 100
     siblings_max: int = 36
     depth_max: int = 12
 

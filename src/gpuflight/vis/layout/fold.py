@@ -28,14 +28,19 @@ SAME_TREES_MIN = 12
 
 def fold(forest: Forest) -> None:
     """Put group boxes into the tree of ``forest``."""
-    processes = sum(1 for item in forest.items.values() if item.kind == "Process" and item.parent is not None)
-    crowded = processes > forest.options.shown_processes_max
+    options = forest.options
+    processes = [item for item in forest.items.values() if item.kind == "Process" and not item.missing]
+    crowded = len(processes) > options.uncrowded_processes_max
+    surplus: set[Item] = set()
+    if len(processes) > options.shown_processes_max:
+        processes.sort(key=lambda item: (-item.score, item.depth, len(item.id), item.id))
+        surplus.update(item for item in processes[options.shown_processes_max :] if item.score < ALWAYS)
     inner: set[Item] = set()  # stands in a group already
     for box in walk(forest.root):
         if box.parent is not None and (box.parent.folds or box.parent in inner):
             inner.add(box)
         if box.children:
-            _fold_children(forest, box, crowded, small=box in inner)
+            _fold_children(forest, box, crowded, surplus, small=box in inner)
 
 
 class _Folder:
@@ -75,7 +80,7 @@ class _Folder:
             self.box.adopt(item)
 
 
-def _fold_children(forest: Forest, box: Item, crowded: bool, small: bool) -> None:
+def _fold_children(forest: Forest, box: Item, crowded: bool, surplus: set[Item], small: bool) -> None:
     folder = _Folder(forest, box)
     if small:  # groups of work within groups of work would be too small to find
         _fold_ports(folder)
@@ -88,6 +93,9 @@ def _fold_children(forest: Forest, box: Item, crowded: bool, small: bool) -> Non
     _fold_hardware(folder)
     _fold_workers(folder, crowded)
     _fold_idle(folder, crowded)
+    if surplus:
+        rule = f"beyond the {forest.options.shown_processes_max} processes of the picture with most connections"
+        folder.take("surplus", lambda item: item in surplus, 2, "process", rule)
     _fold_crowd(folder, forest.options.siblings_max)
     folder.finish()
 
