@@ -96,7 +96,7 @@ _HEADER = re.compile(
 _SCHEME = re.compile(r"\b(bearer|basic|negotiate|token)(\s++)([A-Za-z0-9+/=._~-]{8,}+)", re.IGNORECASE)
 _URL = re.compile(r"""[^\s"']++""")
 _PORT = re.compile(r"\d{1,5}(?:[/?#]|$)")
-_URL_TOKEN_CHARS = 20
+_URL_TOKEN_CHARS = 16
 _NAME_CHARS = 100
 _QUOTE = re.compile(r"""\\?["']""")
 _PRIVATE_KEY = re.compile(
@@ -313,7 +313,7 @@ def _replace_values(names: re.Pattern[str], text: str) -> str:
 
 
 def _replace_userinfo(match: re.Match[str]) -> str:
-    """``scheme://user:password@`` and ``scheme://token@`` in one word.
+    """``scheme://user:password@``, ``scheme://token@`` and ``scheme://token:x-oauth-basic@`` in one word.
 
     The password ends at the last ``@`` and may hold ``/``, unescaped as they should not be; a port is none.
     """
@@ -326,9 +326,11 @@ def _replace_userinfo(match: re.Match[str]) -> str:
         if not at:
             continue
         user, colon, password = userinfo.partition(":")
-        if colon and not any(mark in user for mark in "/?#"):
-            if not _PORT.match(password):
-                parts[position] = f"{user}:{REDACTED}@{rest}"
-        elif len(userinfo) >= _URL_TOKEN_CHARS and not any(mark in userinfo for mark in "/?#"):
-            parts[position] = f"{REDACTED}@{rest}"
+        if any(mark in user for mark in "/?#") or (colon and _PORT.match(password)):
+            continue
+        shown = REDACTED if len(user) >= _URL_TOKEN_CHARS or password.startswith("x-") else user
+        if colon:
+            parts[position] = f"{shown}:{REDACTED}@{rest}"
+        else:
+            parts[position] = f"{shown}@{rest}"
     return "://".join(parts)

@@ -53,6 +53,7 @@ S = "s3cr3t-V4lue"
         ["app", "postgres://bob:p@ss/" + S + "@host/db"],
         ["app", "redis://:" + S + "@host:6379/0"],
         ["git", "clone", "https://" + "x" * 10 + S + "@github.com/a/b"],
+        ["git", "clone", "https://" + S + ":x-oauth-basic@github.com/a/b"],
         ["sh", "-c", "export HF_TOKEN=" + S + "; python train.py"],
         ["sh", "-c", "curl --password '" + S + "' https://host"],
         ["sh", "-c", 'mytool --token "' + S + '"'],
