@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import argparse
 from contextlib import ExitStack
+from typing import TYPE_CHECKING
 
 from gpuflight.cli.session import add_observe_arguments, positive_seconds
 from gpuflight.errors import InputError
+
+if TYPE_CHECKING:
+    from gpuflight.rounds import Round
 
 DESCRIPTION = """\
 Watch this machine (or a recording of one) for some seconds, write a run folder, and print what was found.
@@ -95,8 +99,17 @@ def run(arguments: argparse.Namespace) -> int:
                 say(f"subscriber {line.name}: {failed} rounds not delivered: {statistics.last_error or line.state}")
     summary = build(last.graph, lines, last.env, last.truncated_by)
     if arguments.json:
-        emit_json({"folder": folder.path, "rounds": last.number, **msgspec.to_builtins(summary)})
+        own_cost = msgspec.to_builtins(last.own_cost)
+        emit_json({"folder": folder.path, "rounds": last.number, "own_cost": own_cost, **msgspec.to_builtins(summary)})
     else:
         render(summary, console())
-        say(f"\nwritten to {folder.path}; draw it with: gpuflight-vis {folder.path}/graph.json")
+        say(f"\n{own_cost_line(last)}written to {folder.path}; draw it with: gpuflight-vis {folder.path}/graph.json")
     return 0
+
+
+def own_cost_line(done: Round) -> str:
+    """What watching cost, as a line for people; empty where a single round leaves nothing to measure."""
+    cost = done.own_cost
+    if cost is None or cost.cpu_pct is None:
+        return ""
+    return f"gpuflight itself: {cost.cpu_pct:g} % of one core in the last round, {cost.rss_bytes / 2**20:.0f} MiB\n"

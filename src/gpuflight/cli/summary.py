@@ -24,6 +24,17 @@ ROWS = 8
 
 _NAME_COLUMNS = 28
 
+_SHORT = {
+    "ConnectTo": "conn",
+    "SharedMemory": "shm",
+    "Pipe": "pipe",
+    "MessageQueue": "queue",
+    "Semaphore": "sem",
+    "SendTo": "sent",
+    "Transfer": "copy",
+}
+"""What carries data, in the few columns there are."""
+
 
 class Device(Struct, kw_only=True):
     """A GPU (or NPU) with who uses it and the NUMA nodes that are local to it; what is None is not known."""
@@ -389,7 +400,7 @@ def _render_talks(summary: Summary, console: Console) -> None:
             shorten(talk.source_name, 24),
             "→" if talk.directed else "↔",
             shorten(talk.target_name, 24),
-            f"{talk.objects_count} {'/'.join(talk.kinds)}",
+            f"{talk.objects_count} {'+'.join(_SHORT.get(kind, kind) for kind in talk.kinds)}",
             _traffic(talk),
         ]
         for talk in summary.talks[:ROWS]
