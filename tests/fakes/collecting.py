@@ -7,15 +7,25 @@ import re
 from dataclasses import dataclass, field
 from typing import Any
 
+import pytest
+from tests.fakes.machine import FakeMachine
+from tests.fakes.machine_answers import TRAINER
+
 from gpuflight.collectors.base import Collector
 from gpuflight.errors import SourceUnavailable
 from gpuflight.graph import LOCAL, Edge, Entity, Graph, nodes
 from gpuflight.graph.edges import EDGE_KINDS
 from gpuflight.graph.nodes import NODE_KINDS
+from gpuflight.registry import plugins
 from gpuflight.rounds import Note
 from gpuflight.sources.world import World
 
+COLLECTORS = plugins(Collector)
+OPTIONS: dict[str, dict[str, Any]] = {"static": {"pids": [TRAINER, 99_999]}}
+"""Settings without which a collector has nothing to do."""
+
 WAVES_AT_MOST = 12
+every_collector = pytest.mark.parametrize("name", sorted(COLLECTORS))
 _ID = re.compile(r"([A-Z]\w*)\((.+)\)", re.DOTALL)
 
 
@@ -82,6 +92,37 @@ def everything(world: World) -> list[Entity]:
         return []
     found: list[Entity] = [nodes.Process(pid=stat.pid, start=stat.start, id=stat.id) for stat in processes]
     return [*found, nodes.Host(hostname=world.procfs.hostname)]
+
+
+def make(name: str) -> Collector:
+    cls = COLLECTORS[name]
+    options = OPTIONS.get(name)
+    made = cls() if options is None else cls(cls.settings_class(**options))
+    assert isinstance(made, Collector)
+    return made
+
+
+def gpus() -> list[Entity]:
+    """The GPUs of the rich machine, as the nvml collector would hand them to others."""
+    addresses = [f"0000:{0x10 + number * 0x20 + 3 + port:02x}:00.0" for number in range(4) for port in range(2)]
+    return [
+        nodes.GPU(uuid=f"GPU-{index}", attributes={"pci_address": address, "index": index})
+        for index, address in enumerate(addresses)
+    ]
+
+
+def two_rounds(name: str, machine: FakeMachine) -> tuple[Outcome, Outcome]:
+    """Two rounds of one collector, both checked, and closed twice."""
+    collector = make(name)
+    outcomes = []
+    for _ in range(2):
+        world = machine.next_round()
+        outcome = collect(collector, world, [*everything(world), *gpus()])
+        check(outcome)
+        outcomes.append(outcome)
+    collector.close()
+    collector.close()
+    return outcomes[0], outcomes[1]
 
 
 def _take(outcome: Outcome, batch: Any) -> list[Entity]:

@@ -13,32 +13,25 @@ from __future__ import annotations
 import functools
 import struct
 import tempfile
-from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.fakes.machine_answers import OWN_NETNS, POD_NETNS, RANK, SERVER, TRAINER, WORKER, FakeTape, answers
+from tests.fakes.memory_fs import MemoryFs
+from tests.fakes.sysfs_tree import Tree, hgx_host
 
-from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.cgroups import Cgroups
 from gpuflight.sources.clock import ManualClock
 from gpuflight.sources.fs import Stat, StatVfs
 from gpuflight.sources.ipc import Ipc
 from gpuflight.sources.netlink import Netlink
-from gpuflight.sources.nvml import Nvml, NvmlSnapshot
+from gpuflight.sources.nvml import Nvml
 from gpuflight.sources.procfs import ProcFs
-from gpuflight.sources.recording import Tape
 from gpuflight.sources.sysfs import SysFs
 from gpuflight.sources.tools import Tools
 from gpuflight.sources.world import World
-from tests.fakes.memory_fs import MemoryFs
-from tests.fakes.nvml import NoCompiler, fake_nvml
-from tests.fakes.sockets import address_message, inet_message, tcp_info, unix_message
-from tests.fakes.sysfs_tree import Tree, hgx_host
 
-OWN_NETNS, POD_NETNS = 4026531840, 4026532001
-TRAINER, RANK, SERVER, WORKER = 4101, 4102, 300, 301
 CONTAINER = "ab" * 32
 POD_UID = "11111111-2222-3333-4444-555555555555"
 POD_CGROUP = (
@@ -69,7 +62,7 @@ device filer:/export mounted on /mnt/data with fstype nfs4 statvers=1.1
 """
 _NET_DEV = """\
 Inter-|   Receive                                                |  Transmit
- face |bytes    packets errs drop fifo frame compressed multicast|bytes    packets errs drop fifo colls carrier compressed
+ face |bytes packets errs drop fifo frame compressed multicast|bytes packets errs drop fifo colls carrier compressed
     lo: 100 1 0 0 0 0 0 0 100 1 0 0 0 0 0 0
    ib0: 1000 10 0 0 0 0 0 0 2000 20 0 0 0 0 0 0
 """
@@ -84,36 +77,6 @@ _SYSVIPC = {
     "8 3 600 128 2 300 301 0 0 0 0 1700000100 1700000101 1700000050\n",
     "sem": "key semid perms nsems uid gid cuid cgid otime ctime\n9 11 600 2 0 0 0 0 1700000100 1700000050\n",
 }
-_NPU = """\
-| npu-smi 25.5.2                   Version: 25.5.2                                               |
-| NPU   Name                | Health        | Power(W)    Temp(C)           Hugepages-Usage(page)|
-| Chip                      | Bus-Id        | AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)        |
-| 0     910B4               | OK            | 89.9        39                0    / 0             |
-| 0                         | 0000:C1:00.0  | 97          0    / 0          30711/ 32768         |
-| NPU     Chip              | Process id    | Process name             | Process memory(MB)      |
-| 0       0                 | 300           | server                   | 20000                   |
-"""
-
-
-class FakeTape(Tape):
-    """Answers for the sources that are not files. ``answers``: (source, key) → bytes, or what makes them."""
-
-    def __init__(self, answers: dict[tuple[str, str], bytes | Callable[[], bytes]]) -> None:
-        super().__init__()
-        self.mode = "replay"
-        self.answers = answers
-        self.asked: Counter[tuple[str, str]] = Counter()
-        self.fault: Callable[[str, str], bytes | None] = lambda source, key: None
-
-    def ask(self, source: str, key: str, live: Callable[[], bytes]) -> bytes:
-        self.asked[source, key] += 1
-        instead = self.fault(source, key)
-        if instead is not None:
-            return instead
-        answer = self.answers.get((source, key))
-        if answer is None:
-            raise SourceUnavailable(f"this machine has no {source}")
-        return answer if isinstance(answer, bytes) else answer()
 
 
 class FakeMachine:
@@ -122,7 +85,7 @@ class FakeMachine:
     def __init__(self, files: MemoryFs, *, tape: bool = True) -> None:
         self.fs = files.share()
         self.clock = ManualClock(wall_ns=1_700_000_200_000_000_000, monotonic_s=200.0)
-        self.tape = FakeTape(_answers(self.clock) if tape else {})
+        self.tape = FakeTape(answers(self.clock) if tape else {})
         procfs = ProcFs(self.fs, self.clock)
         self.world = World(
             fs=self.fs,
@@ -151,7 +114,7 @@ def empty_machine() -> MemoryFs:
     return MemoryFs()
 
 
-def rich_machine(workers: int = 0, *, gpus: bool = True) -> MemoryFs:
+def rich_machine(workers: int = 0) -> MemoryFs:
     """The machine of this module. ``workers``: this many more processes, each with a socket, a pipe and shared memory.
 
     Do not change it: it is made once; ``copy`` it first.
@@ -290,7 +253,8 @@ def _base() -> MemoryFs:
     )  # fmt: skip
     add_process(
         files, WORKER, "worker) S 1 (x y", ppid=SERVER, cgroup="/system.slice/server.service",
-        fds={3: "socket:[613]", 5: "r:pipe:[7001]", 6: "/queue", 7: "r:/tmp/fifo", 9: "socket:[662]", 10: "socket:[622]"},
+        fds={3: "socket:[613]", 5: "r:pipe:[7001]", 6: "/queue", 7: "r:/tmp/fifo", 9: "socket:[662]",
+             10: "socket:[622]"},
         shared=_SYSV + _SEMAPHORE,
     )  # fmt: skip
     add_process(files, 400, "nsys", argv=["nsys", "profile"])
@@ -371,76 +335,3 @@ def _stat(pid: int, comm: bytes, ppid: int, start: int, flags: int, threads: int
     fields[6], fields[7], fields[9], fields[11] = flags, 100, 5, ticks
     fields[17], fields[19], fields[21], fields[25] = threads, start, 50_000, 140_000
     return b"%d (%s) %s\n" % (pid, comm, " ".join(map(str, fields)).encode())
-
-
-def _answers(clock: ManualClock) -> dict[tuple[str, str], bytes | Callable[[], bytes]]:
-    """What netlink, NVML, semctl(2) and npu-smi say on this machine."""
-    answers: dict[tuple[str, str], bytes | Callable[[], bytes]] = {
-        ("tools", "which npu-smi"): b"/usr/local/bin/npu-smi",
-        ("tools", "run /usr/local/bin/npu-smi info"): _NPU.encode(),
-        ("ipc", "sem_pids 11"): msgspec.msgpack.encode([SERVER, WORKER]),
-        **_netlink(),
-    }
-    snapshot = nvml_snapshot()
-    if snapshot is not None:
-
-        def now() -> bytes:
-            fresh = msgspec.json.decode(snapshot, type=NvmlSnapshot)
-            fresh.monotonic_s, fresh.wall_ns = clock.monotonic_s(), clock.wall_ns()
-            return msgspec.json.encode(fresh)
-
-        answers["nvml", "snapshot"] = now
-    return answers
-
-
-@functools.cache
-def _netlink() -> dict[tuple[str, str], bytes]:
-    tcp = tcp_info(rtt_us=100, acked=1000, received=2000, sent=1000, segments=20)
-    server, client = ("10.0.0.5", 8000), ("10.0.0.5", 40000)
-    host = [
-        inet_message(("0.0.0.0", 8000), state="LISTEN", inode=611),
-        inet_message(server, client, inode=612, info=tcp),
-        inet_message(client, server, inode=613, info=tcp),
-        inet_message(("10.0.0.5", 50000), ("192.0.2.7", 443), inode=0, info=tcp),
-    ]
-    ranks = (("10.1.0.2", 29500), ("10.1.0.2", 41000))
-    pod = [inet_message(*ranks, inode=601, info=tcp), inet_message(*reversed(ranks), inode=602, info=tcp)]
-    udp = [
-        inet_message(("10.0.0.5", 9000), ("10.0.0.5", 9001), inode=621),
-        inet_message(("10.0.0.5", 9001), ("10.0.0.5", 9000), inode=622),
-    ]
-    answers = {}
-    for netns, connections, unix in ((0, host, (661, 662)), (POD_NETNS, pod, (651, 652))):
-        answers["netlink", f"{netns}/inet/tcp"] = b"".join(connections)
-        answers["netlink", f"{netns}/inet/udp"] = b"" if netns else b"".join(udp)
-        answers["netlink", f"{netns}/addresses"] = address_message("10.1.0.2" if netns else "10.0.0.5")
-        answers["netlink", f"{netns}/unix"] = unix_message(unix[0], path=b"/run/a.sock\0", peer=unix[1]) + unix_message(
-            unix[1], peer=unix[0]
-        )
-    nested = struct.pack("=HHI", 8, 21, 100) + struct.pack("=HHI", 8, 28, TRAINER)
-    entry = struct.pack("=HH", 4 + len(nested), 0x8000 | 20) + nested
-    table = struct.pack("=HH", 4 + len(entry), 0x8000 | 19) + entry
-    device = struct.pack("=HHI", 8, 1, 0) + struct.pack("=HH", 11, 2) + b"mlx5_0\0\0"
-    for key, body in (("rdma 1", device), ("rdma 10 0", table), ("rdma 11 0", b""), ("rdma 13 0", b"")):
-        answers["netlink", key] = struct.pack("=IHHII", 16 + len(body), 5 << 10, 2, 0, 0) + body
-    return answers
-
-
-@functools.cache
-def nvml_snapshot() -> bytes | None:
-    """What the real Nvml source reads from the fake library of eight H100 at this machine's PCI addresses; None without
-    a C compiler."""
-    buses = [0x10 + number * 0x20 + 3 + port for number in range(4) for port in range(2)]
-    changes = {f"gpu{index}": {"pci": f"0000:{bus:02x}:00.0"} for index, bus in enumerate(buses)}
-    changes["gpu0"]["process"] = f"{TRAINER}:40960:C:::87:41"
-    changes["gpu1"]["process"] = f"{RANK}:20480:C:::50:20"
-    try:
-        fake = fake_nvml("h100x8", **changes)
-    except NoCompiler:
-        return None
-    with fake.activated():
-        source = Nvml(library=fake.library)
-        try:
-            return msgspec.json.encode(source.snapshot())
-        finally:
-            source.close()

@@ -259,8 +259,11 @@ def test_gone_processes_and_containers_are_forgotten(machine: ProcFixture) -> No
         pid = machine.process(1000 + number, cgroup=f"0::/docker/{number:064x}\n")
         cgroups.facts(cgroups.of(pid).layers[0])
         (machine.root / f"proc/{pid}/stat").unlink()
+    alive = machine.process(7)
     for number in (128, 192):
         machine.procfs.begin_round(number)
         cgroups.begin_round(number)
-    assert cgroups._of == {}
+        cgroups.of(alive)
+    assert set(cgroups._of) == {alive}
+    assert len(cgroups._parsed) == 1
     assert cgroups._facts == {}

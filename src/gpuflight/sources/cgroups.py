@@ -74,23 +74,32 @@ class Cgroups:
         self._mounts: dict[str, _Mount] | None = None
         self._private: bool | None = None
         self._counters: dict[tuple[str, str], CgroupCounters] = {}
+        self._tidy_up = False
 
     def begin_round(self, number: int) -> None:
         """Forget counters, and what is known of processes and containers that are gone."""
         self._counters = {}
         if number % 64 == 0:
             self._mounts = None  # a hierarchy may have been mounted meanwhile
-            live = self._procfs.processes()
-            self._of = {pid: entry for pid, entry in self._of.items() if pid in live}
-            self._facts = {key: value for key, value in self._facts.items() if key in self._facts_asked}
-            self._facts_asked = set()
+            self._tidy_up = True  # when first asked: the processes may not be there to read, and this must not fail
         if number % 8 == 0:
             self._of_mount_namespace = {}  # the runtime may have been mounting when we looked
         if len(self._parsed) > _MAX_PARSED_PATHS:
             self._parsed = {}
 
+    def _forget_what_is_gone(self) -> None:
+        live = self._procfs.processes()
+        self._of = {pid: entry for pid, entry in self._of.items() if pid in live}
+        used = {info.groups for _, info in self._of.values()}
+        self._parsed = {groups: info for groups, info in self._parsed.items() if groups in used}
+        self._facts = {key: value for key, value in self._facts.items() if key in self._facts_asked}
+        self._facts_asked = set()
+        self._tidy_up = False
+
     def of(self, pid: int) -> CgroupInfo:
         """Where a process runs. Raises OSError if it ended or its cgroup may not be read."""
+        if self._tidy_up:
+            self._forget_what_is_gone()
         groups = self._procfs.cgroup(pid)
         known = self._of.get(pid)
         if known is not None and known[0] is groups:  # ProcFs gives the same list until it reads the file again

@@ -292,15 +292,19 @@ class Ipc:
 
 
 def parse_sysvipc(raw: bytes) -> list[dict[str, int]]:
-    """A table of /proc/sysvipc by column name; ``perms`` is octal. A line that is cut short is left out."""
+    """A table of /proc/sysvipc by column name; ``perms`` is octal. A line that is cut short or no row is left out."""
     header, *lines = raw.decode("ascii", "replace").split("\n")
     names = header.split()
     rows = []
-    for line in lines:
+    for line in lines if names[:1] == ["key"] else ():
         values = line.split()
         if len(values) != len(names):
             continue
-        rows.append({name: int(value, 8 if name == "perms" else 10) for name, value in zip(names, values, strict=True)})
+        try:
+            row = {name: int(value, 8 if name == "perms" else 10) for name, value in zip(names, values, strict=True)}
+        except ValueError:
+            continue
+        rows.append(row)
     return rows
 
 

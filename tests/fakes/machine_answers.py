@@ -1,0 +1,123 @@
+"""What the sources that are not files say on the machine of ``machine.py``: netlink, NVML, semctl(2), npu-smi."""
+
+from __future__ import annotations
+
+import functools
+import struct
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
+from tests.fakes.nvml import NoCompiler, fake_nvml
+from tests.fakes.sockets import address_message, inet_message, tcp_info, unix_message
+
+from gpuflight.errors import SourceUnavailable
+from gpuflight.sources.clock import ManualClock
+from gpuflight.sources.nvml import Nvml, NvmlSnapshot
+from gpuflight.sources.recording import Tape
+
+OWN_NETNS, POD_NETNS = 4026531840, 4026532001
+TRAINER, RANK, SERVER, WORKER = 4101, 4102, 300, 301
+_NPU = """\
+| npu-smi 25.5.2                   Version: 25.5.2                                               |
+| NPU   Name                | Health        | Power(W)    Temp(C)           Hugepages-Usage(page)|
+| Chip                      | Bus-Id        | AICore(%)   Memory-Usage(MB)  HBM-Usage(MB)        |
+| 0     910B4               | OK            | 89.9        39                0    / 0             |
+| 0                         | 0000:C1:00.0  | 97          0    / 0          30711/ 32768         |
+| NPU     Chip              | Process id    | Process name             | Process memory(MB)      |
+| 0       0                 | 300           | server                   | 20000                   |
+"""
+
+
+class FakeTape(Tape):
+    """Answers for the sources that are not files. ``answers``: (source, key) → bytes, or what makes them."""
+
+    def __init__(self, answers: dict[tuple[str, str], bytes | Callable[[], bytes]]) -> None:
+        super().__init__()
+        self.mode = "replay"
+        self.answers = answers
+        self.asked: Counter[tuple[str, str]] = Counter()
+        self.fault: Callable[[str, str], bytes | None] = lambda source, key: None
+
+    def ask(self, source: str, key: str, live: Callable[[], bytes]) -> bytes:
+        self.asked[source, key] += 1
+        instead = self.fault(source, key)
+        if instead is not None:
+            return instead
+        answer = self.answers.get((source, key))
+        if answer is None:
+            raise SourceUnavailable(f"this machine has no {source}")
+        return answer if isinstance(answer, bytes) else answer()
+
+
+def answers(clock: ManualClock) -> dict[tuple[str, str], bytes | Callable[[], bytes]]:
+    """What netlink, NVML, semctl(2) and npu-smi say on this machine."""
+    found: dict[tuple[str, str], bytes | Callable[[], bytes]] = {
+        ("tools", "which npu-smi"): b"/usr/local/bin/npu-smi",
+        ("tools", "run /usr/local/bin/npu-smi info"): _NPU.encode(),
+        ("ipc", "sem_pids 11"): msgspec.msgpack.encode([SERVER, WORKER]),
+        **_netlink(),
+    }
+    snapshot = nvml_snapshot()
+    if snapshot is not None:
+
+        def now() -> bytes:
+            fresh = msgspec.json.decode(snapshot, type=NvmlSnapshot)
+            fresh.monotonic_s, fresh.wall_ns = clock.monotonic_s(), clock.wall_ns()
+            return msgspec.json.encode(fresh)
+
+        found["nvml", "snapshot"] = now
+    return found
+
+
+@functools.cache
+def _netlink() -> dict[tuple[str, str], bytes]:
+    tcp = tcp_info(rtt_us=100, acked=1000, received=2000, sent=1000, segments=20)
+    server, client = ("10.0.0.5", 8000), ("10.0.0.5", 40000)
+    host = [
+        inet_message(("0.0.0.0", 8000), state="LISTEN", inode=611),
+        inet_message(server, client, inode=612, info=tcp),
+        inet_message(client, server, inode=613, info=tcp),
+        inet_message(("10.0.0.5", 50000), ("192.0.2.7", 443), inode=0, info=tcp),
+    ]
+    ranks = (("10.1.0.2", 29500), ("10.1.0.2", 41000))
+    pod = [inet_message(*ranks, inode=601, info=tcp), inet_message(*reversed(ranks), inode=602, info=tcp)]
+    udp = [
+        inet_message(("10.0.0.5", 9000), ("10.0.0.5", 9001), inode=621),
+        inet_message(("10.0.0.5", 9001), ("10.0.0.5", 9000), inode=622),
+    ]
+    found: dict[tuple[str, str], bytes] = {}
+    for netns, connections, unix in ((0, host, (661, 662)), (POD_NETNS, pod, (651, 652))):
+        found["netlink", f"{netns}/inet/tcp"] = b"".join(connections)
+        found["netlink", f"{netns}/inet/udp"] = b"" if netns else b"".join(udp)
+        found["netlink", f"{netns}/addresses"] = address_message("10.1.0.2" if netns else "10.0.0.5")
+        found["netlink", f"{netns}/unix"] = unix_message(unix[0], path=b"/run/a.sock\0", peer=unix[1]) + unix_message(
+            unix[1], peer=unix[0]
+        )
+    nested = struct.pack("=HHI", 8, 21, 100) + struct.pack("=HHI", 8, 28, TRAINER)
+    entry = struct.pack("=HH", 4 + len(nested), 0x8000 | 20) + nested
+    table = struct.pack("=HH", 4 + len(entry), 0x8000 | 19) + entry
+    device = struct.pack("=HHI", 8, 1, 0) + struct.pack("=HH", 11, 2) + b"mlx5_0\0\0"
+    for key, body in (("rdma 1", device), ("rdma 10 0", table), ("rdma 11 0", b""), ("rdma 13 0", b"")):
+        found["netlink", key] = struct.pack("=IHHII", 16 + len(body), 5 << 10, 2, 0, 0) + body
+    return found
+
+
+@functools.cache
+def nvml_snapshot() -> bytes | None:
+    """What the real Nvml source reads from the fake library of eight H100 at this machine's PCI addresses; None without
+    a C compiler."""
+    buses = [0x10 + number * 0x20 + 3 + port for number in range(4) for port in range(2)]
+    changes = {f"gpu{index}": {"pci": f"0000:{bus:02x}:00.0"} for index, bus in enumerate(buses)}
+    changes["gpu0"]["process"] = f"{TRAINER}:40960:C:::87:41"
+    changes["gpu1"]["process"] = f"{RANK}:20480:C:::50:20"
+    try:
+        fake = fake_nvml("h100x8", **changes)
+    except NoCompiler:
+        return None
+    with fake.activated():
+        source = Nvml(library=fake.library)
+        try:
+            return msgspec.json.encode(source.snapshot())
+        finally:
+            source.close()
