@@ -32,12 +32,16 @@ class FakeWorld:
         self.clock = ManualClock()
         self.rounds: list[int] = []
         self.closed = 0
+        self.rights = False
 
     def begin_round(self, number: int) -> None:
         self.rounds.append(number)
 
     def close(self) -> None:
         self.closed += 1
+
+    def may_trace(self) -> bool:
+        return self.rights
 
 
 def settings(**changes: Any) -> Any:
@@ -120,6 +124,21 @@ def test_round_carries_graph_diff_coverage_and_environment() -> None:
     assert done.diff.counts()["nodes_added"] == 2
     assert coverage(done, "seeder").nodes_count == 2
     assert coverage(done, "core").status == "ok"
+
+
+@pytest.mark.parametrize(("rights", "hint"), [(False, "grant CAP_SYS_PTRACE"), (True, "closed even to root")])
+def test_nobody_is_told_to_get_a_right_that_he_has(rights: bool, hint: str) -> None:
+    blind = Seeder(name="blind")
+    core = controller(blind)
+    core.world.rights = rights  # type: ignore[attr-defined]
+    real = blind.seed
+
+    def seed() -> Batch:
+        blind.note("some processes may not be read", "run as root or grant CAP_SYS_PTRACE")
+        return real()
+
+    blind.seed = seed  # type: ignore[method-assign]
+    assert hint in coverage(core.run_round(), "blind").notes[0].hint
 
 
 def test_each_round_says_what_gpuflight_itself_costs() -> None:

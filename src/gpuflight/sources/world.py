@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from gpuflight.sources.sysfs import SysFs
     from gpuflight.sources.tools import Tools
 
+_CAP_SYS_PTRACE = 19
+"""Number of the capability (capabilities(7), linux/capability.h)."""
+
 
 @dataclass
 class World:
@@ -32,6 +35,14 @@ class World:
     tools: Tools
     clock: Clock
     tape: Tape | None = None  # set when this world is recorded or replayed
+
+    def may_trace(self) -> bool:
+        """Whether this process has CAP_SYS_PTRACE, the right to look into other users' processes."""
+        try:
+            text = self.fs.read_record("/proc/self/status").decode("ascii", "replace")
+            return bool(int(text.partition("CapEff:")[2].split()[0], 16) >> _CAP_SYS_PTRACE & 1)
+        except (OSError, ValueError, IndexError):
+            return False
 
     def begin_round(self, number: int) -> None:
         """Forget what was read for the last round; sources read again at most once when first asked."""
