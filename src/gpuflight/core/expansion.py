@@ -20,7 +20,7 @@ from gpuflight.core.worker import Busy, DeadlineExceeded, Worker
 from gpuflight.errors import SourceUnavailable
 from gpuflight.graph import LOCAL, Edge, Entity
 from gpuflight.graph.element import EMPTY
-from gpuflight.rounds import Coverage, CoverageStatus
+from gpuflight.rounds import Coverage, CoverageStatus, Note
 from gpuflight.sources.world import World
 
 log = logging.getLogger(__name__)
@@ -201,10 +201,10 @@ def expand_world(world: World, runners: Sequence[CollectorRunner], limits: Expan
 
 def _with_fitting_hints(line: Coverage, world: World) -> Coverage:
     """Do not tell somebody who has a right to get that right: what is closed then is closed by something else."""
-    notes = [note for note in (line, *line.notes) if "CAP_SYS_PTRACE" in note.hint]
-    if notes and world.may_trace():
-        for note in notes:
-            note.hint = "closed even to root here: by a security module, a sandbox, or an outer user namespace"
+    hints: list[Coverage | Note] = [item for item in (line, *line.notes) if "CAP_SYS_PTRACE" in item.hint]
+    if hints and world.may_trace():
+        for item in hints:
+            item.hint = "closed even to root here: by a security module, a sandbox, or an outer user namespace"
     return line
 
 
