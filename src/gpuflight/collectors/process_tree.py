@@ -51,6 +51,8 @@ class _Shown(Struct, gc=False):
     edge: Edge
     fds: int | None
     still: bool  # all its rates were 0
+    kernel_thread: bool
+    no_exe: bool  # no right to look into it
 
 
 class ProcessTree(Collector):
@@ -89,7 +91,8 @@ class ProcessTree(Collector):
         self._descend: set[str] = set()
         self._host_emitted = False
         self._no_exe = 0
-        self._shown = {pid: shown for pid, shown in self._shown.items() if pid in self._now}
+        for gone in self._shown.keys() - self._now.keys():
+            del self._shown[gone]
         self._details.begin(procfs, self._now_s, self._worth_details())
         self._due = procfs.refreshed | self._details.chosen
         self._say_limits(procfs)
@@ -97,10 +100,7 @@ class ProcessTree(Collector):
     def seed(self) -> Batch:
         batch = Batch()
         if self.settings.seed_all:
-            kernel_threads = self.settings.kernel_threads
-            for stat in self._now.values():
-                if kernel_threads or not stat.kernel_thread:
-                    self._emit(stat, batch)
+            self._seed_all(batch)
         return self._finished(batch)
 
     def expand(self, entities: Sequence[nodes.Process]) -> Batch:
@@ -118,6 +118,23 @@ class ProcessTree(Collector):
                     self._descend.add(child.id)
                     self._emit(child, batch)
         return self._finished(batch)
+
+    def _seed_all(self, batch: Batch) -> None:
+        """What ``_emit`` does, with the common case, a process that did nothing, written out: it is most of a host."""
+        shown_before, counts, due = self._shown, self._counts, self._due
+        kernel_threads, emitted = self.settings.kernel_threads, self._emitted
+        batch.nodes.append(self._host)
+        self._host_emitted = True
+        for pid, stat in self._now.items():
+            shown = shown_before.get(pid)
+            if shown is None or shown.stat is not stat or not shown.still or shown.fds != counts.get(pid) or pid in due:
+                if kernel_threads or not stat.kernel_thread:
+                    self._emit(stat, batch)
+            elif kernel_threads or not shown.kernel_thread:
+                self._no_exe += shown.no_exe
+                emitted.add(pid)
+                batch.nodes.append(shown.entity)
+                batch.edges.append(shown.edge)
 
     # --- one process -----------------------------------------------------------------------------------------------
 
@@ -140,15 +157,13 @@ class ProcessTree(Collector):
                 self._vanished.add(stat.id)
                 return
             self._shown[pid] = shown
-        entity, edge = shown.entity, shown.edge
-        if entity.unknown is not None and "exe" in entity.unknown:
-            self._no_exe += 1
-        if not self._host_emitted and edge.source == self._host.id:
+        self._no_exe += shown.no_exe
+        if not self._host_emitted and shown.edge.source == self._host.id:
             self._host_emitted = True
             batch.nodes.append(self._host)
         self._emitted.add(pid)
-        batch.nodes.append(entity)
-        batch.edges.append(edge)
+        batch.nodes.append(shown.entity)
+        batch.edges.append(shown.edge)
 
     def _show(self, stat: ProcStat, shown: _Shown | None, fds: int | None) -> _Shown:
         facts = self._facts.read(stat, shown.facts if shown is not None else None)
@@ -179,7 +194,8 @@ class ProcessTree(Collector):
             pid=stat.pid, start=stat.start, id=stat.id, attributes=attributes, metrics=metrics, unknown=unknown or None
         )
         edge = self._edge_to(stat, shown)
-        return _Shown(stat, facts, entity, edge, fds, still and stat.pid not in self._details.chosen)
+        still = still and stat.pid not in self._details.chosen
+        return _Shown(stat, facts, entity, edge, fds, still, stat.kernel_thread, "exe" in facts.unknown)
 
     def _rates(self, stat: ProcStat) -> dict[str, float] | None:
         """Over the time since the last round; None in the first. A process born since then began at 0."""

@@ -147,7 +147,12 @@ class FdScanner:
         before = self._tables
         for pid, stat in processes.items():
             table = before.get(pid)
-            if table is None or table.stat is not stat:
+            if table is not None and table.stat is stat:
+                turn = (pid + round_number) % IDLE_ROTATION
+                if turn and not turn & 1:  # idle, and neither looked at nor read again in this round
+                    tables[pid] = table
+                    continue
+            else:
                 if stat.kernel_thread or stat.state in "ZX":
                     continue
                 if table is None or table.start != stat.start:
@@ -196,8 +201,6 @@ class FdScanner:
         """Bring one table up to date; True if what the index takes of it changed."""
         ran = table.stat is not stat  # ProcFs gives the same object for an unchanged record
         turn = not (pid + round_number) % (ROTATION if ran else IDLE_ROTATION)
-        if not (ran or turn or (pid + round_number) & 1):
-            return False
         count, unreadable = table.count, table.unreadable
         try:
             size = self._fs.stat(table.directory).size  # the number of descriptors, Linux 6.2; 0 before

@@ -28,6 +28,7 @@ from gpuflight.sources.procfs.stat import (
     parse_owner,
     parse_stat,
     parse_status,
+    parse_switches,
     printable,
 )
 from gpuflight.sources.procfs.users import Users
@@ -302,9 +303,8 @@ class ProcFs(Machine):
         directory = f"{self.root}/{pid}/task"
         for name in self.fs.listdir(directory):
             try:
-                fields = parse_status(self.fs.read_record(f"{directory}/{name}/status"))
-                counts[int(name)] = (int(fields["voluntary_ctxt_switches"]), int(fields["nonvoluntary_ctxt_switches"]))
-            except (OSError, KeyError, ValueError):  # that thread ended
+                counts[int(name)] = parse_switches(self.fs.read_record(f"{directory}/{name}/status"))
+            except (OSError, ValueError):  # that thread ended
                 continue
         return counts
 

@@ -117,6 +117,11 @@ def parse_owner(raw: bytes) -> Owner:
     return Owner(int(uids[1]), nspids, _field(raw, b"\nCpus_allowed_list:").decode("ascii", "replace").strip())
 
 
+def parse_switches(raw: bytes) -> tuple[int, int]:
+    """(voluntary, involuntary) context switches of a thread's status file. Raises ValueError without them."""
+    return int(_field(raw, b"\nvoluntary_ctxt_switches:")), int(_field(raw, b"\nnonvoluntary_ctxt_switches:"))
+
+
 def _field(raw: bytes, name: bytes) -> bytes:
     """The comm in the first line cannot fake a field: the kernel escapes its newlines."""
     position = raw.find(name)
