@@ -139,7 +139,8 @@ def check(outcome: Outcome, losses: dict[str, int] | None = None) -> None:
         return
     assert all(isinstance(name, str) and name and count > 0 for name, count in outcome.losses.items()), outcome.losses
     assert all(note.reason and "\n" not in note.reason and note.count > 0 for note in outcome.notes), outcome.notes
-    for element in (*outcome.nodes, *outcome.edges):
+    elements: list[Entity | Edge] = [*outcome.nodes, *outcome.edges]
+    for element in elements:
         _check_values(element)
     for node in outcome.nodes:
         assert type(node) is NODE_KINDS[node.kind]

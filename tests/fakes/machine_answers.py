@@ -112,7 +112,7 @@ def nvml_snapshot() -> bytes | None:
     changes["gpu0"]["process"] = f"{TRAINER}:40960:C:::87:41"
     changes["gpu1"]["process"] = f"{RANK}:20480:C:::50:20"
     try:
-        fake = fake_nvml("h100x8", **changes)
+        fake = fake_nvml("h100x8", None, **changes)
     except NoCompiler:
         return None
     with fake.activated():

@@ -74,7 +74,7 @@ class MemoryFs:
         for name in list(self.directories.get(path, ())):
             self.remove(f"{path}/{name}")
         for kept in (self.files, self.links, self.modes, self.directories, self.stats):
-            kept.pop(path, None)  # type: ignore[attr-defined]
+            kept.pop(path, None)
         parent, _, name = path.rpartition("/")
         self.directories.get(parent or "/", {}).pop(name, None)
         self._resolved.clear()

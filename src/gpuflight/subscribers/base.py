@@ -1,7 +1,7 @@
 """What a subscriber is: a place that rounds are delivered to.
 
 The delivery engine (``gpuflight.subscribers.delivery``) gives each subscriber its own bounded queue and its own worker
-thread, and calls it by these rules, which hold for every subscriber (tests/unit/test_subscribers_conformance.py):
+thread, and calls it by these rules, which hold for every subscriber (tests/unit/test_plugin_conformance.py):
 
 * ``__init__`` takes settings and touches nothing: no file, no connection, no thread.
 * ``start`` opens what delivering needs. It runs in the worker, so it may be slow without delaying a round. It is called
