@@ -229,6 +229,26 @@ def test_closing_twice_and_answers_after_the_end(tmp_path: Path) -> None:
     assert ask(tape, "a", b"1") == b"1"  # a thread that was left behind
 
 
+@pytest.mark.parametrize("at_the_end", [False, True])
+def test_a_full_disk_ends_the_recording_without_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at_the_end: bool
+) -> None:
+    tape = Tape.record(str(tmp_path / "r"), ManualClock())
+    tape.begin_round(1)
+    ask(tape, "a", b"1")
+
+    def full(*arguments: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(tape._writer, "_add", full)
+    with pytest.raises(InputError, match="No space left"):
+        tape.close() if at_the_end else tape.begin_round(2)
+    assert os.listdir(tmp_path) == []
+    assert ask(tape, "b", b"2") == b"2"
+    tape.begin_round(3)
+    tape.close()
+
+
 def test_a_place_that_cannot_be_written() -> None:
     with pytest.raises(InputError, match="cannot write /nowhere/at/all"):
         Tape.record("/nowhere/at/all", ManualClock())

@@ -103,7 +103,10 @@ class Tape:
         return answer
 
     def begin_round(self, number: int) -> None:
-        """Recording: what is asked from now on belongs to round ``number``. Replaying: move there, or to the last."""
+        """Recording: what is asked from now on belongs to round ``number``. Replaying: move there, or to the last.
+
+        Raises InputError if a recording cannot be written on (the disk is full): it ends without a file.
+        """
         if self._writer is not None:
             self._writer.begin_round(number)
         if self._reader is not None:
@@ -183,7 +186,14 @@ class _Writer:
 
     def begin_round(self, number: int) -> None:
         with self._lock:
-            self._flush()
+            if not self._open:
+                return
+            try:
+                self._flush()
+            except OSError as error:
+                self._open = False
+                self._remove()
+                raise InputError(f"cannot write {self._path}: {error.strerror}") from error
             self._round = number
             self._began = {
                 "round": number,
