@@ -201,7 +201,8 @@ def expand_world(world: World, runners: Sequence[CollectorRunner], limits: Expan
 
 def _with_fitting_hints(line: Coverage, world: World) -> Coverage:
     """Do not tell somebody who has a right to get that right: what is closed then is closed by something else."""
-    hints: list[Coverage | Note] = [item for item in (line, *line.notes) if "CAP_SYS_PTRACE" in item.hint]
+    told: list[Coverage | Note] = [line, *line.notes]
+    hints = [item for item in told if "CAP_SYS_PTRACE" in item.hint]
     if hints and world.may_trace():
         for item in hints:
             item.hint = "closed even to root here: by a security module, a sandbox, or an outer user namespace"
