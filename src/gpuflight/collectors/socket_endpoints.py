@@ -12,6 +12,11 @@ from gpuflight.collectors.socket_owners import SocketOwners
 from gpuflight.graph import Metric, edges, nodes
 from gpuflight.sources.netlink import InetKey, InetSocket
 
+_NO_LIMITS = dict.fromkeys(
+    ("backlog_max_count", "drops_count"), "the kernel was not asked over netlink, and /proc/net does not say"
+)
+"""Of a listener that was read from /proc/net; only there a socket has no cookie."""
+
 
 class Peer(NamedTuple):
     """An end of a connection that is no socket of this host: ``remote``, or an address of ours whose socket is gone or
@@ -162,6 +167,7 @@ class Endpoints:
             netns=first.netns,
             attributes=attributes,
             metrics=_metrics(group, first, accepted),
+            unknown=_NO_LIMITS if first.state == "LISTEN" and not all(socket.cookie for socket in group) else None,
         )
         if known is not None and known.entity == entity:
             entity = known.entity
@@ -220,7 +226,8 @@ def _metrics(group: list[InetSocket], first: InetSocket, accepted: int) -> dict[
         # One queue per listening socket: with SO_REUSEPORT there are several, and each can overflow.
         listeners = [socket for socket in group if socket.state == "LISTEN"]
         metrics["backlog_count"] = sum(socket.recv_queue for socket in listeners)
-        metrics["backlog_max_count"] = sum(socket.send_queue for socket in listeners)
+        if all(socket.cookie for socket in listeners):  # /proc/net shows 0 for whatever the limit is
+            metrics["backlog_max_count"] = sum(socket.send_queue for socket in listeners)
     queues = [socket for socket in group if socket.state not in ("LISTEN", "TIME_WAIT")]
     if queues:
         metrics["recv_queue_bytes"] = sum(socket.recv_queue for socket in queues)
