@@ -19,6 +19,7 @@ from gpuflight.cli.output import console
 from gpuflight.cli.rounds import EarlyEnd, run_rounds
 from gpuflight.cli.runfolder import FILES, RunFolder, default_folder
 from gpuflight.cli.summary import Summary, build, render
+from gpuflight.core.lockfile import AlreadyRunning
 from gpuflight.errors import InputError
 from gpuflight.graph import Graph, edges, nodes
 from gpuflight.graph.diff import diff
@@ -420,3 +421,14 @@ def test_summary_shortens_long_lists_and_says_so(monkeypatch: pytest.MonkeyPatch
     graph = Graph(nodes.Process(pid=pid, start=1, metrics={"cpu_pct": float(pid)}) for pid in range(1, 31))
     text = shown(summary_of(graph, []), monkeypatch)
     assert "… and 22 more that used the CPU" in text
+
+
+def test_a_second_capture_into_the_same_folder_is_refused_and_touches_nothing(tmp_path: Path) -> None:
+    first = RunFolder(str(tmp_path / "run"))
+    first.open()
+    before = {entry.name: entry.stat().st_mtime_ns for entry in (tmp_path / "run").iterdir()}
+    with pytest.raises(AlreadyRunning, match=rf"pid {os.getpid()}"):
+        RunFolder(str(tmp_path / "run"), force=True).open()
+    assert {entry.name: entry.stat().st_mtime_ns for entry in (tmp_path / "run").iterdir()} == before
+    first.abandon()
+    assert not (tmp_path / "run").exists()

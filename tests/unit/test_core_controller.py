@@ -11,7 +11,7 @@ import pytest
 
 from gpuflight.collectors.base import Batch, Collector
 from gpuflight.core.controller import Controller
-from gpuflight.core.lockfile import AlreadyRunning
+from gpuflight.core.lockfile import AlreadyRunning, LockFile
 from gpuflight.errors import GpuflightError, SourceUnavailable
 from gpuflight.graph import edges, nodes
 from gpuflight.graph.diff import apply
@@ -381,6 +381,22 @@ def test_a_second_instance_is_refused_names_the_holder_and_changes_nothing(tmp_p
     first.close()
     assert second.start() == 1
     second.close()
+
+
+def test_a_lock_that_goes_with_its_holder(tmp_path: Any) -> None:
+    path = str(tmp_path / "lock")
+    first, second = LockFile(path, remove=True), LockFile(path, remove=True)
+    first.acquire()
+    with pytest.raises(AlreadyRunning):
+        second.acquire()
+    first.release()
+    assert not (tmp_path / "lock").exists()
+    second.acquire()
+    with pytest.raises(AlreadyRunning):
+        first.acquire()
+    second.release()
+    second.release()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_one_shared_controller_per_process() -> None:

@@ -64,9 +64,14 @@ def console(file: IO[str] | None = None) -> Console:
     """A rich console: colour only on a terminal and without NO_COLOR, 80 columns when not a terminal."""
     from rich.console import Console
 
+    class PipedConsole(Console):
+        def on_broken_pipe(self) -> None:
+            """rich would exit with 1 here; ``cli.guarded`` knows better."""
+            raise  # noqa: PLE0704 - called while a BrokenPipeError is handled
+
     stream = file if file is not None else sys.stdout
     terminal = is_terminal(stream)
-    return Console(
+    return PipedConsole(
         file=stream,
         force_terminal=terminal,
         no_color=not terminal or bool(os.environ.get("NO_COLOR")),

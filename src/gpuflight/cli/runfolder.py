@@ -10,6 +10,7 @@ from typing import IO, Any
 
 import zstandard
 
+from gpuflight.core.lockfile import LockFile
 from gpuflight.errors import InputError
 from gpuflight.rounds import Round
 from gpuflight.subscribers.atomic import sync_folder, write_atomic
@@ -31,6 +32,7 @@ def default_folder(now_s: float | None = None) -> str:
 class RunFolder:
     """Writes one capture. ``open`` refuses a folder with anything in it unless ``force``; then only FILES are replaced.
 
+    While a capture runs it holds a lock file in the folder: a second one there is refused and touches nothing.
     ``rounds.jsonl.zst`` grows as ``rounds.jsonl.zst.part``, readable to the last round even if we are killed.
     """
 
@@ -40,6 +42,7 @@ class RunFolder:
         self._stream: IO[bytes] | None = None
         self._compressor = zstandard.ZstdCompressor(level=3)
         self._previous: int | None = None
+        self._lock = LockFile(os.path.join(path, ".gpuflight.lock"), remove=True)
 
     def open(self) -> None:
         """Make the folder and begin the stream of rounds. Raises InputError."""
@@ -49,6 +52,7 @@ class RunFolder:
                 raise InputError(
                     f"{self.path}: not empty; choose another folder, or --force to replace our files in it"
                 )
+            self._lock.acquire()
             self._stream = open(self._part, "wb")  # noqa: SIM115 - open as long as the capture lasts
         except NotADirectoryError as error:
             raise InputError(f"{self.path}: is in the way and not a folder") from error
@@ -82,14 +86,17 @@ class RunFolder:
         self._write("describe.txt", (last.graph.describe().rstrip("\n") + "\n").encode(errors="backslashreplace"))
         self._write("coverage.json", _json(coverage))
         self._write("config.json", _json(config))
+        self._lock.release()
         sync_folder(self.path)
 
     def abandon(self) -> None:
         """Without a single round there is nothing to keep: remove the stream, and the folder if it is empty."""
         if self._stream is None or self._stream.closed:
+            self._lock.release()
             return
         with contextlib.suppress(OSError):  # what did not fit has been told already
             self._stream.close()
+        self._lock.release()
         if self._previous is None:
             os.unlink(self._part)
             try:
@@ -102,7 +109,7 @@ class RunFolder:
         return os.path.join(self.path, "rounds.jsonl.zst.part")
 
     def _write(self, name: str, data: bytes) -> None:
-        write_atomic(os.path.join(self.path, name), data, sync=False)
+        write_atomic(os.path.join(self.path, name), data)
 
 
 def _json(value: Any) -> bytes:

@@ -31,16 +31,26 @@ def default_lock_path() -> str:
 class LockFile:
     """``acquire`` takes the lock or raises AlreadyRunning and leaves everything as it was; ``release`` gives it back.
 
-    The kernel holds the lock (flock), so that it ends with its holder, however that dies. The file itself stays:
-    removing it would let two processes lock two files of one name.
+    The kernel holds the lock (flock), so that it ends with its holder, however that dies. The file itself stays, unless
+    ``remove`` is set: then it goes with the lock, and whoever waits at the door checks that it is still the same file.
     """
 
-    def __init__(self, path: str) -> None:
+    def __init__(self, path: str, *, remove: bool = False) -> None:
         self.path = path
+        self._remove = remove
         self._descriptor: int | None = None
 
     def acquire(self) -> None:
         """Take the lock. Raises AlreadyRunning, OSError."""
+        while (descriptor := self._locked()) is None:
+            pass
+        since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "since": since}).encode() + b"\n", 0)
+        self._descriptor = descriptor
+
+    def _locked(self) -> int | None:
+        """A descriptor of the locked file; None if its holder removed it at that moment."""
         # O_NOFOLLOW: in a shared folder somebody else could have put a link here.
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
         try:
@@ -51,16 +61,22 @@ class LockFile:
             if error.errno in (errno.EAGAIN, errno.EACCES):
                 raise AlreadyRunning(self.path, holder) from None
             raise
-        since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps({"pid": os.getpid(), "since": since}).encode() + b"\n", 0)
-        self._descriptor = descriptor
+        try:
+            named = os.stat(self.path, follow_symlinks=False)
+        except FileNotFoundError:
+            named = None
+        if named is None or not os.path.samestat(named, os.fstat(descriptor)):
+            os.close(descriptor)
+            return None
+        return descriptor
 
     def release(self) -> None:
         """Give the lock back; nothing happens if it is not held."""
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
             os.ftruncate(descriptor, 0)
+            if self._remove:
+                os.unlink(self.path)
             os.close(descriptor)
 
 

@@ -132,7 +132,7 @@ def decode_graph(data: bytes | str) -> Graph:
 def graph_of(parsed: Document) -> Graph:
     """The graph of a document; duplicates (of files made by others) merge."""
     nodes = {entity.id: entity for entity in parsed.nodes}
-    kinds = {cls: cls.__struct_config__.tag for cls in set(map(type, parsed.edges))}
+    kinds = {cls: cls.__struct_config__.tag for cls in set(map(type, parsed.edges))}  # type: ignore[attr-defined]
     edges = {(edge.source, edge.target, kinds[type(edge)]): edge for edge in parsed.edges}
     if len(nodes) != len(parsed.nodes) or len(edges) != len(parsed.edges):
         return Graph(parsed.nodes, parsed.edges)
