@@ -101,6 +101,19 @@ def test_a_process_that_ran_is_read_again(proc: FakeProc) -> None:
     assert proc.procfs.fds().pipes == {201: [FdRef(42, 3, True, False)]}
 
 
+def test_a_process_that_holds_more_than_before_is_read_again(proc: FakeProc) -> None:
+    """It did not run a tick, but closed one, opened two, and so one has a number that is known."""
+    proc.open(42, 3, "pipe:[200]")
+    proc.next_round()
+    proc.procfs.fds()
+    proc.open(42, 3, "pipe:[201]")
+    proc.open(42, 4, "pipe:[202]")
+    for _ in range(2):
+        proc.next_round()
+        index = proc.procfs.fds()
+    assert set(index.pipes) == {201, 202}
+
+
 @pytest.mark.parametrize("kernel_counts_fds", [True, False])
 def test_a_new_descriptor_of_an_idle_process_is_seen_within_two_rounds(kernel_counts_fds: bool) -> None:
     proc = FakeProc()

@@ -2,7 +2,8 @@
 
 Reading one link costs 2–3 µs and a busy server holds thousands, so a table per (pid, start) is kept; each round reads
 
-* every link of a process seen for the first time, and of one that visibly ran (its ``stat`` record changed);
+* every link of a process seen for the first time, and of one that visibly ran (its ``stat`` record changed) or holds
+  more or fewer descriptors than before;
 * of a process with more than ``LARGE`` descriptors that ran: the new numbers, and 1/``ROTATION`` of the known ones;
 * nothing of a process that neither ran a clock tick nor faulted and holds as many descriptors as before (``st_size`` of
   the directory, Linux 6.2, looked at every other round), except every ``IDLE_ROTATION``-th round.
@@ -210,8 +211,9 @@ class FdScanner:
             if table.unreadable and size:
                 table.count = size
             return table.count != count
+        moved = ran or turn or size != table.size  # a number may have been closed and opened again with the others
         table.stat, table.size = stat, size
-        full = not table.entries or ((ran or turn) and len(table.entries) <= LARGE)
+        full = not table.entries or (moved and len(table.entries) <= LARGE)
         return self._read(pid, table, round_number, full=full) or (count, unreadable) != (table.count, table.unreadable)
 
     def _read(self, pid: int, table: _Table, round_number: int, *, full: bool) -> bool:
