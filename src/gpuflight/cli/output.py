@@ -67,7 +67,7 @@ def console(file: IO[str] | None = None) -> Console:
     class PipedConsole(Console):
         def on_broken_pipe(self) -> None:
             """rich would exit with 1 here; ``cli.guarded`` knows better."""
-            raise  # noqa: PLE0704 - called while a BrokenPipeError is handled
+            raise  # the BrokenPipeError that is being handled
 
     stream = file if file is not None else sys.stdout
     terminal = is_terminal(stream)
