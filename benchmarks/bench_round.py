@@ -16,8 +16,8 @@ from __future__ import annotations
 import argparse
 import gc
 import os
+import resource
 import signal
-import socket
 import statistics
 import subprocess
 import sys
@@ -39,42 +39,34 @@ PSUTIL_ATTRIBUTES = [
 ]
 
 
+IDLE_PROCESSES = """
+for _ in range(count):
+    if os.fork() == 0:
+        signal.pause()
+"""
+
+CONNECTIONS = """
+ends = []
+listener = socket.create_server(("127.0.0.1", 0), backlog=4096)
+for _ in range(count):
+    ends.append(socket.create_connection(listener.getsockname()))
+    ends.append(listener.accept()[0])
+"""
+
+
 @contextmanager
-def idle_processes(count: int) -> Iterator[None]:
-    """Processes that do nothing, in a group of their own."""
-    script = (
-        "import os, signal, sys\n"
-        f"for _ in range({count}):\n"
-        "    if os.fork() == 0:\n"
-        "        signal.pause()\n"
-        "print('ready', flush=True)\n"
-        "sys.stdin.read()\n"
-        "os.killpg(0, signal.SIGKILL)\n"
-    )
+def beside(what: str, count: int) -> Iterator[None]:
+    """Runs one of the scripts above in a process group of its own, to the end of the block."""
+    script = f"import os, signal, socket, sys\ncount = {count}\n{what}\nprint('ready', flush=True)\nsys.stdin.read()"
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     ) as process:
         assert process.stdout is not None
-        process.stdout.readline()
+        assert process.stdout.readline(), "could not be started; is the limit of open files (ulimit -n) too low?"
         try:
             yield
         finally:
             os.killpg(process.pid, signal.SIGKILL)
-
-
-@contextmanager
-def connections(count: int) -> Iterator[None]:
-    """Loopback TCP connections, both ends in this process."""
-    made: list[socket.socket] = []
-    with socket.create_server(("127.0.0.1", 0), backlog=4096) as listener:
-        for _ in range(count):
-            made.append(socket.create_connection(listener.getsockname()))
-            made.append(listener.accept()[0])
-        try:
-            yield
-        finally:
-            for end in made:
-                end.close()
 
 
 @contextmanager
@@ -117,7 +109,7 @@ def cpu_ms(work: Callable[[], Any]) -> float:
 
 
 def bench_against_psutil(processes: int, pairs: int, rounds: int) -> None:
-    with idle_processes(processes), connections(pairs), controller() as core:
+    with beside(IDLE_PROCESSES, processes), beside(CONNECTIONS, pairs), controller() as core:
         first = cpu_ms(core.run_round)
         for _ in range(2):
             core.run_round()
@@ -130,9 +122,10 @@ def bench_against_psutil(processes: int, pairs: int, rounds: int) -> None:
             peers.append(cpu_ms(psutil_round))
         done = core.run_round()
         ratio = statistics.median(a / b for a, b in zip(ours, peers, strict=True))
+        print(f"round: {len(done.graph.nodes)} nodes, {len(done.graph.edges)} edges")
         print(
-            f"round: {len(done.graph.nodes)} nodes, {len(done.graph.edges)} edges: ours {statistics.median(ours):.1f} ms "
-            f"(first {first:.1f} ms), psutil {statistics.median(peers):.1f} ms: {ratio:.2f}x psutil (goal 0.25)"
+            f"  ours {statistics.median(ours):.1f} ms (first {first:.1f} ms), psutil {statistics.median(peers):.1f} ms: "
+            f"{ratio:.2f}x psutil (goal 0.25)"
         )
         print("  " + ", ".join(f"{line.collector} {line.cpu_ms:.1f}" for line in sorted(
             done.coverage, key=lambda line: -line.cpu_ms) if line.cpu_ms >= 0.3))  # fmt: skip
@@ -191,6 +184,8 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--flat", type=int, default=1000)
     options = parser.parse_args()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     bench_start()
     bench_steady(options.rounds)
     bench_against_psutil(options.processes, options.connections, options.rounds)

@@ -13,6 +13,7 @@ from gpuflight.collectors.base import Batch, Collector
 from gpuflight.collectors.rates import Rates
 from gpuflight.errors import SourceUnavailable
 from gpuflight.graph import Edge, Entity, edges, nodes
+from gpuflight.graph.rows import Rows
 from gpuflight.sources.cpus import CpuTopology
 from gpuflight.sources.numa_maps import parse_numa_maps
 from gpuflight.sources.sysfs import SysFs, format_list, parse_list, reason
@@ -73,6 +74,7 @@ class Numa(Collector):
         self._layout: Batch | None = None
         self._generation = -1
         self._round = 0
+        self._only_node_rows = Rows(_on_only_node)
 
     def observe(self, world: World) -> None:
         self._round += 1
@@ -122,8 +124,15 @@ class Numa(Collector):
                 found.append((entity, stat))
         if len(topology.nodes) == 1:
             only = next(iter(topology.nodes))
-            for entity, stat in found:
-                batch.edges.append(self._on_only_node(entity, stat, only))
+            page_size, target = self._procfs.page_size, _numa_id(only)
+            batch.edges.extend(
+                self._only_node_rows.elements(
+                    [
+                        (entity.id, target, self._allowed_of(entity, stat).cpus, stat.rss_pages * page_size)
+                        for entity, stat in found
+                    ]
+                )
+            )
             return batch
         self._read_memory([stat for _, stat in found])
         sets: dict[str, list[int]] = {}
@@ -172,17 +181,6 @@ class Numa(Collector):
         return nodes.Numa(index=index, attributes=attributes, metrics=metrics, unknown=unknown or None)
 
     # -- processes -----------------------------------------------------------------------------------------------
-
-    def _on_only_node(self, entity: nodes.Process, stat: ProcStat, only: int) -> Edge:
-        """One node holds everything: its share is the resident size, and numa_maps is not worth its page walk."""
-        attributes: dict[str, object] = {"resident_source": "rss"}
-        allowed = self._allowed_of(entity, stat)
-        if allowed.cpus:
-            attributes["cpus_allowed"] = allowed.cpus
-        metrics: dict[str, int | float] = {"resident_bytes": stat.rss_pages * self._procfs.page_size}
-        if stat.rss_pages:
-            metrics["cpu_memory_similarity"] = 1.0
-        return edges.NumaAccess(entity.id, _numa_id(only), attributes, metrics)
 
     def _place(self, entity: nodes.Process, stat: ProcStat, out: list[Edge], sets: dict[str, list[int]]) -> None:
         assert self._topology is not None  # noqa: S101
@@ -382,3 +380,14 @@ def _layout(topology: CpuTopology) -> Batch:
                     metrics["distance_back"] = back
                 batch.edges.append(edges.NumaDistance(_numa_id(node.index), _numa_id(other), {}, metrics))
     return batch
+
+
+def _on_only_node(process: str, target: str, cpus: str, resident_bytes: int) -> Edge:
+    """One node holds everything: its share is the resident size, and numa_maps is not worth its page walk."""
+    attributes: dict[str, object] = {"resident_source": "rss"}
+    if cpus:
+        attributes["cpus_allowed"] = cpus
+    metrics: dict[str, int | float] = {"resident_bytes": resident_bytes}
+    if resident_bytes:
+        metrics["cpu_memory_similarity"] = 1.0
+    return edges.NumaAccess(process, target, attributes, metrics)

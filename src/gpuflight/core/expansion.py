@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct, field
@@ -153,9 +154,8 @@ def expand_world(world: World, runners: Sequence[CollectorRunner], limits: Expan
     for runner in runners:
         runner.begin()
     for runner in runners:
-        runner.attempt(lambda collector=runner.collector: collector.observe(world), _left(deadline_s))  # type: ignore[misc]
-    for runner in runners:
-        if runner.collector.seeds and (batch := runner.attempt(runner.collector.seed, _left(deadline_s))) is not None:
+        batch = runner.attempt(partial(_observe_and_seed, runner.collector, world), _left(deadline_s))
+        if batch is not None:
             runner.add(batch)
             frontier.add(batch.nodes)
             edges_count += len(batch.edges)
@@ -175,16 +175,12 @@ def expand_world(world: World, runners: Sequence[CollectorRunner], limits: Expan
             break
         depth += 1
         for runner in runners:
-            for kind in runner.collector.expands:
-                if entities := wave.get(kind):
-                    batch = runner.attempt(
-                        lambda expand=runner.collector.expand, given=entities: expand(given),  # type: ignore[misc]
-                        _left(deadline_s),
-                    )
-                    if batch is not None:
-                        runner.add(batch)
-                        frontier.add(batch.nodes)
-                        edges_count += len(batch.edges)
+            if wave.keys().isdisjoint(runner.collector.expands):
+                continue
+            for batch in runner.attempt(partial(_expand_wave, runner.collector, wave), _left(deadline_s)) or ():
+                runner.add(batch)
+                frontier.add(batch.nodes)
+                edges_count += len(batch.edges)
 
     result = Expansion(truncated_by=truncated_by, depth=depth)
     for runner in runners:
@@ -207,6 +203,15 @@ def _with_fitting_hints(line: Coverage, world: World) -> Coverage:
         for item in hints:
             item.hint = "closed even to root here: by a security module, a sandbox, or an outer user namespace"
     return line
+
+
+def _observe_and_seed(collector: Collector, world: World) -> Batch:
+    collector.observe(world)
+    return collector.seed() if collector.seeds else Batch()
+
+
+def _expand_wave(collector: Collector, wave: dict[type[Entity], list[Any]]) -> list[Batch]:
+    return [collector.expand(wave[kind]) for kind in collector.expands if kind in wave]
 
 
 class _Frontier:

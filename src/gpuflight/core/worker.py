@@ -24,7 +24,9 @@ class _Call(Generic[T]):
 
     def __init__(self, work: Callable[[], T]) -> None:
         self.work = work
-        self.done = threading.Event()
+        # A bare lock, released when the call is done: a tenth of what an Event costs, and there are 50 calls a round.
+        self.done = threading.Lock()
+        self.done.acquire()
         self.result: T | None = None
         self.error: BaseException | None = None
         self.cpu_s = 0.0
@@ -43,7 +45,7 @@ class Worker:
     @property
     def busy(self) -> bool:
         """Whether an earlier call has not returned yet."""
-        return self._pending is not None and not self._pending.done.is_set()
+        return self._pending is not None and self._pending.done.locked()
 
     def call(self, work: Callable[[], T], timeout_s: float) -> T:
         """The result of ``work()``, or what it raised. Raises DeadlineExceeded, Busy. ``cpu_s`` is what it used."""
@@ -56,7 +58,7 @@ class Worker:
         call: _Call[T] = _Call(work)
         self._pending = call
         self._calls.put(call)
-        if not call.done.wait(timeout_s):
+        if not call.done.acquire(timeout=max(0.0, timeout_s)):
             raise DeadlineExceeded(f"{self.name} did not answer within {timeout_s:g} s")
         self._pending = None
         self.cpu_s = call.cpu_s
@@ -78,5 +80,5 @@ class Worker:
             except BaseException as error:  # noqa: BLE001 - handed to the caller
                 call.error = error
             call.cpu_s = time.thread_time() - started
-            call.done.set()
+            call.done.release()
             del call
