@@ -356,6 +356,8 @@ def test_collectors_and_pids_from_the_command_line(capfdbinary: Any) -> None:
     enabled = {name for name, block in data["collectors"].items() if block["enabled"]}
     assert enabled == {"host", "static"}
     assert data["collectors"]["static"]["pids"] == [1, 2, 3]
+    assert data["collectors"]["process_tree"]["seed_all"] is False
+    assert data["limits"]["max_depth"] == 2
 
 
 def test_unknown_collector_is_told_with_the_nearest(capfdbinary: Any) -> None:

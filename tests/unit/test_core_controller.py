@@ -178,6 +178,23 @@ def test_a_limit_ends_the_expansion_and_says_so_on_the_frontier(limit: dict[str,
     assert len(done.graph.nodes) < 10
 
 
+def test_what_stands_at_the_depth_limit_is_still_named() -> None:
+    class Namer(Chain):
+        abstract = True
+        describes = (nodes.Process,)
+        name = "namer"
+
+        def expand(self, entities: Sequence[Any]) -> Batch:
+            found = super().expand(entities)
+            named = [nodes.Process(pid=e.pid, start=e.start, attributes={"name": f"p{e.pid}"}) for e in entities]
+            return Batch([*named, *found.nodes], found.edges)
+
+    done = controller(Seeder(process(1)), Namer(last=9), max_depth=2).run_round()
+    assert {entity.pid: entity.attributes["name"] for entity in done.graph} == {1: "p1", 2: "p2", 3: "p3"}
+    assert done.graph.nodes[process(3).id].attributes["truncated_by"] == "depth"
+    assert len(done.graph.edges) == 2
+
+
 def test_the_more_trusted_collector_names_things_and_others_fill_in() -> None:
     strong = nodes.Process(pid=1, start=10, attributes={"name": "strong"})
     weak = nodes.Process(pid=1, start=10, attributes={"name": "weak", "exe": "/bin/x"}, metrics={"cpu_pct": 3.0})

@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     from gpuflight.subscribers.delivery import SubscriberSet
 
 
+SCOPED_DEPTH = 2
+"""Waves of expansion from processes given by ``--pid``."""
+
+
 def add_settings_arguments(parser: argparse.ArgumentParser) -> None:
     """``--config``, ``--set``, ``--dump-config``, ``--log-level``."""
     group = parser.add_argument_group("settings", "command line > environment (GPUFLIGHT_…) > file > defaults")
@@ -48,7 +52,7 @@ def add_observe_arguments(parser: argparse.ArgumentParser) -> None:
         type=_pid,
         nargs="+",
         action="extend",
-        help="processes that must be in the picture, however quiet",
+        help="only these processes, what they are connected with, and the hardware",
     )
     group.add_argument(
         "--collectors", metavar="NAMES", help="only these collectors, separated by commas (see `gpuflight plugins`)"
@@ -71,7 +75,12 @@ def load_settings(arguments: argparse.Namespace) -> Settings:
         set_path(overrides, f"log_level={arguments.log_level}")
     if getattr(arguments, "pid", None):
         set_path(overrides, f"collectors.static.pids={arguments.pid}")
+        for collector in ("process_tree", "sockets", "unix_sockets"):
+            set_path(overrides, f"collectors.{collector}.seed_all=false")
     settings = load(arguments.config, overrides)
+    if getattr(arguments, "pid", None):
+        # One wave finds what the processes are connected with, the next says what that is; further leads everywhere.
+        settings.limits.max_depth = min(settings.limits.max_depth, SCOPED_DEPTH)
     if getattr(arguments, "collectors", None) is not None:
         from gpuflight.cli.plugin_settings import select_collectors
 

@@ -60,6 +60,7 @@ class ProcessTree(Collector):
 
     seeds = True
     expands = (nodes.Process,)
+    describes = (nodes.Process,)
     precedence = 10
     settings_class = ProcessTreeSettings
     settings: ProcessTreeSettings

@@ -25,6 +25,7 @@ class SocketsSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    seed_all: bool = Field(True, description="Show every socket, not only those of processes already in the picture.")
     limit: int = Field(20_000, ge=1, description="Most endpoints in the picture; owned and joined ones come first.")
     ended_limit: int = Field(
         256, ge=0, description="Most connections in the picture that ended unseen between two rounds (TIME_WAIT)."
@@ -111,6 +112,8 @@ class Sockets(Collector):
         self._show(now_s)
 
     def seed(self) -> Batch:
+        if not self.settings.seed_all:
+            return Batch()
         self._seeded = True
         endpoints, links = list(self._endpoints.all.values()), list(self._links.values())
         if len(endpoints) > self.settings.limit:

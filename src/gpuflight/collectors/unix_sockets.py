@@ -24,6 +24,7 @@ class UnixSocketsSettings(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
+    seed_all: bool = Field(True, description="Show every socket, not only those of processes already in the picture.")
     limit: int = Field(20_000, ge=1, description="Most sockets in the picture; owned and connected ones come first.")
 
 
@@ -77,6 +78,8 @@ class UnixSockets(Collector):
         self._connect()
 
     def seed(self) -> Batch:
+        if not self.settings.seed_all:
+            return Batch()
         self._seeded = True
         inodes = list(self._records)
         limit = self.settings.limit

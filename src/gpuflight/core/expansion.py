@@ -182,6 +182,13 @@ def expand_world(world: World, runners: Sequence[CollectorRunner], limits: Expan
                 frontier.add(batch.nodes)
                 edges_count += len(batch.edges)
 
+    if truncated_by == "depth":
+        for runner in runners:
+            if not wave.keys().isdisjoint(runner.collector.describes):
+                named = {kind: wave[kind] for kind in runner.collector.describes if kind in wave}
+                for batch in runner.attempt(partial(_expand_wave, runner.collector, named), _left(deadline_s)) or ():
+                    runner.add(frontier.known_part(batch))
+
     result = Expansion(truncated_by=truncated_by, depth=depth)
     for runner in runners:
         result.coverage.append(_with_fitting_hints(runner.finish(), world))
@@ -233,6 +240,14 @@ class _Frontier:
                 seen.add(entity.id)
                 if entity.ns == LOCAL:  # nothing here knows anything about another host's entities
                     new.setdefault(type(entity), []).append(entity)
+
+    def known_part(self, batch: Batch) -> Batch:
+        """What of a batch is about entities seen already."""
+        seen = self._seen
+        return Batch(
+            [entity for entity in batch.nodes if entity.id in seen],
+            [edge for edge in batch.edges if edge.source in seen and edge.target in seen],
+        )
 
     def take(self) -> dict[type[Entity], list[Any]]:
         wave, self._new = self._new, {}
