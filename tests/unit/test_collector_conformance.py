@@ -10,7 +10,9 @@ import errno
 import inspect
 import os
 import random
+import typing
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -24,7 +26,7 @@ from tests.fakes.memory_fs import MemoryFs
 from gpuflight.collectors.base import Collector
 from gpuflight.core.expansion import CollectorRunner, expand_world
 from gpuflight.errors import SourceUnavailable
-from gpuflight.graph import Graph, nodes
+from gpuflight.graph import Entity, Graph, nodes
 from gpuflight.graph.codec import decode_graph, encode_graph
 from gpuflight.graph.nodes import NODE_KINDS
 from gpuflight.settings.model import Limits
@@ -130,6 +132,25 @@ def test_foreign_entities_are_left_alone(name: str) -> None:
     outcome = collect(collector, world, [*foreign, *gpus()])
     check(outcome)
     assert not [edge for edge in outcome.edges if "ns=node-7" in edge.source + edge.target]
+
+
+def stranger(kind: type[Entity]) -> Entity:
+    """An entity of a kind that nothing on the machine knows: another collector's, or gone since it was reported."""
+    hints = typing.get_type_hints(kind)
+    own = [field for field in kind.__struct_fields__ if field not in Entity.__struct_fields__]
+    identity: dict[str, Any] = {field: 987_654 if hints[field] is int else "zz" for field in own}
+    return kind(**identity)
+
+
+@every_collector
+def test_what_it_does_not_know_is_no_matter(name: str) -> None:
+    collector = make(name)
+    strangers = [stranger(kind) for kind in collector.expands]
+    for files in (rich_machine(), empty_machine()):
+        outcome = collect(collector, FakeMachine(files).next_round(), strangers)
+        check(outcome)
+        ids = {entity.id for entity in strangers}
+        assert not [edge for edge in outcome.edges if {edge.source, edge.target} & ids]
 
 
 @every_collector
