@@ -122,7 +122,7 @@ def test_a_killed_capture_leaves_its_rounds(tmp_path: Path) -> None:
     process = started(tmp_path)
     process.kill()
     process.communicate()
-    assert os.listdir(tmp_path / "run") == ["rounds.jsonl.zst.part"]
+    assert sorted(os.listdir(tmp_path / "run")) == [".gpuflight.lock", "rounds.jsonl.zst.part"]
     copy = tmp_path / "rounds.jsonl.zst"
     copy.write_bytes((tmp_path / "run" / "rounds.jsonl.zst.part").read_bytes())
     rounds = [item.round_number for item in read_rounds(copy)]
