@@ -100,7 +100,11 @@ class Running:
 
         Skips where this machine does not allow what the command should have been run under.
         """
-        out, err = self.process.communicate(timeout=PATIENCE_S)
+        try:
+            out, err = self.process.communicate(timeout=PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            raise
         done = Outcome(self.process.returncode, _text(out), _text(err))
         if done.code == REFUSED and "launcher: " in done.err:
             pytest.skip(done.err.strip())

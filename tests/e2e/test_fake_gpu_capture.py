@@ -14,7 +14,7 @@ import signal
 import time
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,7 @@ class Machine:
     box: Sandbox
     name: str
     running: Running
-    outcome: Outcome = Outcome(0, "", "")
+    outcome: Outcome = field(default_factory=lambda: Outcome(0, "", ""))
     capture: Capture | None = None
 
     def finish(self) -> Capture:
