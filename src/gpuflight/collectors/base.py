@@ -45,8 +45,8 @@ class Collector(Plugin, family="collectors", package="gpuflight.collectors"):
     """Kinds that ``expand`` takes."""
 
     describes: ClassVar[tuple[type[Entity], ...]] = ()
-    """Kinds of ``expands`` that it names. Where the depth limit ends an expansion it is asked about these once more, and
-    only what it says about things already in the picture is taken, so that nothing at the edge is a bare number."""
+    """Kinds of ``expands`` that it names. Where the depth limit ends an expansion it is asked about these once more,
+    and only what it says about things already in the picture is taken: nothing at the edge is a bare number."""
 
     precedence: ClassVar[int] = 0
     """Whose attributes and metrics stand when two collectors report the same entity: the higher one's."""

@@ -25,7 +25,7 @@ from gpuflight.graph.edges import (
 )
 from gpuflight.graph.element import Edge, Entity
 from gpuflight.graph.graph import Graph
-from gpuflight.graph.nodes import GPU, CpuPackage, MigInstance, PciDevice, RdmaPort, Socket
+from gpuflight.graph.nodes import GPU, CpuPackage, MigInstance, NvSwitch, PciDevice, RdmaPort, Socket
 
 PCIE_CODING = {
     2.5: 8 / 10,
@@ -77,11 +77,15 @@ class Bandwidths:
 
     def __init__(self, graph: Graph) -> None:
         self.nodes = graph.nodes
+        self._edges = graph.edges.values()
+        self._nvswitch_shares: dict[str, list[float | None]] | None = None  # by GPU: its links to each NVSwitch
         self._by_pci: dict[str, PciDevice] | None = None
         self._rate_by_address: dict[str, tuple[str, float]] | None = None
 
     def of(self, edge: Edge) -> Bandwidth:
         """What an edge can carry, from its own metrics or from what its ends say."""
+        if isinstance(edge, NvLink) and (striped := self._striped(edge)) is not None:
+            return striped
         given = edge.metrics.get("expected_bytes_per_s")
         if given is not None and given > 0:
             return Bandwidth(bytes_per_s=float(given), basis="expected_bytes_per_s of the edge")
@@ -118,6 +122,30 @@ class Bandwidths:
                 if answer.bytes_per_s is None:
                     answer = Bandwidth(reason=f"nothing says what a {edge.kind} edge can carry")
         return answer
+
+    def _striped(self, edge: Edge) -> Bandwidth | None:
+        """A GPU's link to an NVSwitch counts as all its links to switches: transfers are spread over all of them."""
+        if self._nvswitch_shares is None:
+            self._nvswitch_shares = {}
+            for link in self._edges:
+                if isinstance(link, NvLink) and (gpu := self._gpu_of_switch_link(link)) is not None:
+                    share = (
+                        link.metrics.get("expected_bytes_per_s")
+                        or _nvlink(link, self.nodes.get(link.source), self.nodes.get(link.target)).bytes_per_s
+                    )
+                    self._nvswitch_shares.setdefault(gpu, []).append(share)
+        gpu = self._gpu_of_switch_link(edge)
+        shares = self._nvswitch_shares.get(gpu, []) if gpu is not None else []
+        known = [share for share in shares if share]
+        if len(shares) < 2 or len(known) < len(shares):
+            return None
+        return Bandwidth(bytes_per_s=float(sum(known)), basis=f"NVLinks to {len(known)} switches together")
+
+    def _gpu_of_switch_link(self, link: Edge) -> str | None:
+        if link.metrics.get("links_active_count") == 0:
+            return None
+        ends = {type(self.nodes.get(end)): end for end in (link.source, link.target)}
+        return ends.get(GPU) if NvSwitch in ends else None
 
     def _pcie_link(self, edge: Edge, downstream: Entity | None) -> Bandwidth:
         for metrics in (edge.metrics, downstream.metrics if downstream is not None else {}):
