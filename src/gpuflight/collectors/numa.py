@@ -35,7 +35,7 @@ class NumaSettings(BaseModel):
 
     min_rss_bytes: int = Field(64 << 20, ge=0, description="Smallest resident size of which numa_maps is read.")
     budget_ms: float = Field(40.0, gt=0, description="Time for numa_maps in one round; the rest waits its turn.")
-    affinity_recheck_rounds: int = Field(12, ge=1, description="How often a process's allowed CPUs are read again.")
+    affinity_recheck_rounds: int = Field(60, ge=1, description="How often a process's allowed CPUs are read again.")
     max_threads: int = Field(512, ge=0, description="Most threads of a process whose CPU time is split by node.")
 
 
@@ -96,10 +96,11 @@ class Numa(Collector):
         self._rates.begin(world.clock.monotonic_s())
         self._processes: dict[int, ProcStat] = world.procfs.processes()
         self._gpu_pids = self._pids_with_accelerator() if len(self._topology.nodes) > 1 else set()
-        alive = {stat.id for stat in self._processes.values()}
-        for store in (self._memory, self._allowed):
-            for gone in store.keys() - alive:
-                del store[gone]
+        if len(self._memory) + len(self._allowed) > len(self._processes):  # else nothing to forget is worth looking for
+            alive = {stat.id for stat in self._processes.values()}
+            for store in (self._memory, self._allowed):
+                for gone in store.keys() - alive:
+                    del store[gone]
 
     def seed(self) -> Batch:
         topology = self._topology
@@ -237,7 +238,7 @@ class Numa(Collector):
         )
 
     def _allowed_of(self, entity: nodes.Process, stat: ProcStat) -> _Allowed:
-        known = self._allowed.get(stat.id)
+        known = self._allowed.get(entity.id)
         given = entity.attributes.get("cpus_allowed")
         turn = (self._round + stat.pid) % self.settings.affinity_recheck_rounds == 0
         if known is None or (turn and known.round != self._round):
@@ -247,10 +248,10 @@ class Numa(Collector):
                 status = {}
             cpus = status.get("Cpus_allowed_list", "")
             known = _Allowed(cpus, self._nodes_of(cpus), status.get("Mems_allowed_list", ""), self._round)
-            self._allowed[stat.id] = known
+            self._allowed[entity.id] = known
         if isinstance(given, str) and given and given != known.cpus:
             known = _Allowed(given, self._nodes_of(given), known.mems, known.round)
-            self._allowed[stat.id] = known
+            self._allowed[entity.id] = known
         return known
 
     def _nodes_of(self, cpus: str) -> list[int]:
