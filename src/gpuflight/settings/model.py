@@ -34,7 +34,7 @@ class History(Block):
     """What is kept of past rounds."""
 
     max_bytes: Count = Field(
-        default=256 * 1024 * 1024, description="memory for past rounds (bytes); the oldest go first"
+        default=64 * 1024 * 1024, description="memory for past rounds (bytes); the oldest go first"
     )
 
 
