@@ -1,1 +1,1 @@
-"""bottlenecks of gpuflight."""
+"""The rules that judge a window of rounds. See ``base`` for the contract; the rules themselves come later."""

@@ -1,1 +1,1 @@
-"""events of gpuflight."""
+"""GPU activity: records, log formats, tailer, recorder, aggregation, store (to come)."""

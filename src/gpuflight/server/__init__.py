@@ -1,1 +1,1 @@
-"""server of gpuflight."""
+"""The online server: one backend serves, see ``base``; the REST application comes later."""
