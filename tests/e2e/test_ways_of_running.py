@@ -522,7 +522,7 @@ def test_processes_that_come_and_go(box: Sandbox, way: Way) -> None:
         for edge in item.graph.edges_of_kind(edges.Own)
         if edge.source.startswith(f"Process(pid={storm.pid},")
     }
-    assert len(children) > 2, "there was something to trip over"
+    assert children, "there was something to trip over"
     assert any(line["losses"] for line in capture.lines.values()), "nobody can have seen all of it"
     box.run("run", "--replay", "m.tar.zst", "--out", "replayed", way=way)
     box.capture("replayed")
