@@ -365,9 +365,10 @@ def test_no_streams_at_all(box: Sandbox) -> None:
         ("n" * 300, "File name too long"),
     ],
 )
-def test_a_folder_that_cannot_be_made(box: Sandbox, out: str, why: str) -> None:
+def test_a_folder_that_cannot_be_made(box: Sandbox, request: pytest.FixtureRequest, out: str, why: str) -> None:
     if why == "Permission denied" and not ROOT:
         box.work.parent.chmod(0o555)
+        request.addfinalizer(lambda: box.work.parent.chmod(0o755))
     (box.work / "taken").write_bytes(b"mine")
     for arguments in (("run", "--offline", "30", "--out", out), ("record", out, "--seconds", "30")):
         began = time.monotonic()
@@ -516,13 +517,6 @@ def test_processes_that_come_and_go(box: Sandbox, way: Way) -> None:
     capture = box.capture()
     rounds = list(read_rounds(box.work / "run" / "rounds.jsonl.zst"))
     assert len(rounds) >= 2
-    children = {
-        edge.target
-        for item in rounds
-        for edge in item.graph.edges_of_kind(edges.Own)
-        if edge.source.startswith(f"Process(pid={storm.pid},")
-    }
-    assert children, "there was something to trip over"
     assert any(line["losses"] for line in capture.lines.values()), "nobody can have seen all of it"
     box.run("run", "--replay", "m.tar.zst", "--out", "replayed", way=way)
     box.capture("replayed")
