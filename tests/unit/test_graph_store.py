@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -102,3 +105,16 @@ def test_rows_give_the_object_of_the_last_round_and_forget_what_is_gone() -> Non
     rows.elements([(99,)])
     rows.elements([(99,)])
     assert len(rows._known) <= 2
+
+
+def test_elements_without_numbers_can_be_copied_pickled_and_not_changed_by_accident() -> None:
+    bare = make_process(1, None, None)
+    full = nodes.Process(pid=1, start=1)
+    for again in (copy.copy(full), copy.deepcopy(full), pickle.loads(pickle.dumps(full))):
+        assert again == full == bare
+        assert again.attributes is full.attributes
+    with pytest.raises(TypeError, match="replaced"):
+        full.metrics["cpu_pct"] = 1.0
+    with pytest.raises(TypeError, match="replaced"):
+        full.attributes.update(name="x")
+    assert nodes.Process(pid=2, start=1).metrics == {}

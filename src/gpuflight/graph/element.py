@@ -9,8 +9,7 @@ Elements are values: once handed to a graph they are replaced, never changed in 
 
 from __future__ import annotations
 
-from types import MappingProxyType
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal
 
 from msgspec import Struct
 
@@ -21,9 +20,30 @@ LOCAL = ""
 """Namespace of this host; anything else is a foreign host's."""
 
 
-EMPTY = cast("dict[str, Any]", MappingProxyType({}))
-"""What an element without attributes or metrics has: one shared, read-only mapping instead of a dictionary each, a
-sixth of the memory of a large graph. It equals ``{}`` and is left out of JSON."""
+class _Empty(dict[str, Any]):
+    """An empty dictionary that stays empty; copies and pickles of it are itself."""
+
+    __slots__ = ()
+
+    def _refuse(self, *_args: object, **_values: object) -> Any:
+        raise TypeError("elements are replaced, never changed in place: make a new dictionary")
+
+    __setitem__ = __delitem__ = __ior__ = _refuse
+    clear = pop = popitem = setdefault = update = _refuse
+
+    def __copy__(self) -> _Empty:
+        return self
+
+    def __deepcopy__(self, _memo: object) -> _Empty:
+        return self
+
+    def __reduce__(self) -> str:
+        return "EMPTY"
+
+
+EMPTY: dict[str, Any] = _Empty()
+"""What an element without attributes or metrics has: one shared, read-only dictionary instead of one each, a sixth of
+the memory of a large graph. It is left out of JSON."""
 
 
 class Entity(Struct, gc=False, kw_only=True, tag_field="kind", omit_defaults=True):
