@@ -48,8 +48,13 @@ class Tls(Block):
 class Auth(Block):
     """Who may talk to the server. Without a token it listens on loopback only."""
 
-    token: SecretStr | None = Field(default=None, description="access token")
-    token_file: str | None = Field(default=None, description="path of a file that holds the access token")
+    token: SecretStr | None = Field(default=None, description="access token, of role admin")
+    token_file: str | None = Field(default=None, description="path of a file that holds one access token")
+    store_file: str | None = Field(
+        default=None,
+        description="path of the file that `gpuflight token` keeps; null: /var/lib/gpuflight/tokens.json for root,"
+        " else ~/.local/state/gpuflight/tokens.json",
+    )
 
 
 class Server(Block):
@@ -59,6 +64,14 @@ class Server(Block):
     port: int = Field(default=9477, ge=0, le=65535, description="TCP port; 0 takes a free one")
     tls: Tls | None = Field(default=None, description="TLS; off when null")
     auth: Auth = Field(default_factory=Auth, description="who may talk to the server")
+    max_request_bytes: Count = Field(default=1024 * 1024, description="body of one request (bytes)")
+    stop_deadline_s: float = Field(default=10.0, gt=0, le=600, description="time to end after SIGTERM (s)")
+    allowed_hosts: list[str] = Field(
+        default_factory=list, description="names that clients may call the server by, beside loopback names"
+    )
+    cors_origins: list[str] = Field(
+        default_factory=list, description="origins of web pages that may use the API, as https://host:port"
+    )
 
 
 class Remote(Block):

@@ -1,0 +1,45 @@
+"""The ASGI application: routers found by scanning ``gpuflight.server.routes``, the error shape, the limits."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+
+from fastapi import APIRouter, FastAPI
+
+from gpuflight import __version__
+from gpuflight.server import errors, routes
+from gpuflight.server.middleware import RequestLimit
+from gpuflight.server.state import ServerState
+
+API = "/api/v1"
+
+
+def create_app(state: ServerState) -> FastAPI:
+    """The application around ``state``. Starts nothing; whoever serves it starts and stops the controller."""
+    app = FastAPI(
+        title="gpuflight",
+        version=__version__,
+        description="What is wired to what on a GPU machine, what each GPU does, and what holds it back.",
+        openapi_url=f"{API}/openapi.json",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+        default_response_class=errors.JsonResponse,
+    )
+    app.state.gpuflight = state
+    errors.install(app)
+    for router in routers():
+        app.include_router(router)
+    app.add_middleware(RequestLimit, max_bytes=state.settings.server.max_request_bytes)
+    return app
+
+
+def routers() -> list[APIRouter]:
+    """The ``router`` of every module in ``gpuflight.server.routes``, by module name."""
+    found = []
+    for module in sorted(pkgutil.iter_modules(routes.__path__, routes.__name__ + "."), key=lambda found: found.name):
+        router = getattr(importlib.import_module(module.name), "router", None)
+        if isinstance(router, APIRouter):
+            found.append(router)
+    return found
