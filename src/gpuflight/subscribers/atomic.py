@@ -6,11 +6,11 @@ import os
 import stat
 
 
-def write_atomic(path: str, data: bytes, *, sync: bool = True) -> None:
+def write_atomic(path: str, data: bytes, *, sync: bool = True, mode: int = 0o666) -> None:
     """Replace the content of ``path`` in one step: a temporary file beside it, fsync, rename, fsync of the folder.
 
-    A symbolic link is followed, and the permissions of a file that exists are kept. Raises OSError; then the file is as
-    it was and nothing is left beside it.
+    A symbolic link is followed, and the permissions of a file that exists are kept; a new one gets ``mode`` less the
+    umask. Raises OSError; then the file is as it was and nothing is left beside it.
     """
     target = os.path.realpath(path)
     try:
@@ -22,7 +22,7 @@ def write_atomic(path: str, data: bytes, *, sync: bool = True) -> None:
         permissions = None
     folder = os.path.dirname(target)
     temporary = os.path.join(folder, f".{os.path.basename(target)[:200]}.{os.getpid()}-{os.urandom(4).hex()}.tmp")
-    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode)
     try:
         try:
             if permissions is not None:

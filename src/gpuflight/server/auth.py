@@ -1,0 +1,122 @@
+"""Who may: the role of a request, from its token or from where it comes.
+
+A route says what it needs: ``dependencies=[Depends(require(Role.OPERATOR))]``. What decides, in this order:
+
+1. A request with a token (``Authorization: Bearer …``) has the role of that token; a wrong one is 401, from anywhere.
+2. Without a token, a client on the loopback interface is admin while no token is configured at all, unless a proxy
+   says (``Forwarded``, ``X-Forwarded-For``) that it asks for somebody else.
+3. Anyone else is 401.
+
+An address that failed too often gets 429 with Retry-After, whatever token it brings. TestClient of starlette is neither
+on loopback nor called so: ``TestClient(app, base_url="http://127.0.0.1", client=("127.0.0.1", 1))``.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from msgspec import Struct
+from starlette.requests import HTTPConnection
+from starlette.types import Scope
+
+from gpuflight.server.errors import ApiError
+from gpuflight.server.login_limit import LoginLimit
+from gpuflight.server.tokens import Role, TokenStore
+
+__all__ = ["Principal", "Role", "authenticate", "is_loopback", "require"]
+
+_PROXY_HEADERS = frozenset((b"forwarded", b"x-forwarded-for", b"x-real-ip"))
+
+
+class Principal(Struct, frozen=True):
+    """Who asks: the name of the token, or ``loopback``, and the role."""
+
+    name: str
+    role: Role
+
+
+def require(role: Role) -> Callable[[HTTPConnection], Awaitable[Principal]]:
+    """A dependency that lets a request or WebSocket through if its role is at least ``role``; gives the Principal."""
+
+    async def dependency(connection: HTTPConnection) -> Principal:
+        return check(connection.scope, connection.app.state.gpuflight.tokens, role)
+
+    return dependency
+
+
+def check(scope: Scope, tokens: TokenStore, role: Role) -> Principal:
+    """``authenticate``, and ApiError 403 if the role is not enough. For routes that are plain ASGI."""
+    principal = authenticate(scope, tokens)
+    if principal.role < role:
+        raise ApiError(
+            403,
+            "forbidden",
+            f"this needs the role {role.label}, and the token {principal.name!r} is of role {principal.role.label}",
+        )
+    return principal
+
+
+def authenticate(scope: Scope, tokens: TokenStore) -> Principal:
+    """Who sends the request of an ASGI scope. Raises ApiError 401 or 429."""
+    address = client_address(scope)
+    authorization = None
+    proxied = False
+    for key, value in scope["headers"]:
+        if key == b"authorization":
+            if authorization is not None:
+                raise _unauthorized("two Authorization headers")
+            authorization = value
+        elif key in _PROXY_HEADERS:
+            proxied = True
+    limit = limit_of(scope)
+    if authorization is None:
+        if is_loopback(address) and not proxied and not tokens.configured:
+            return Principal("loopback", Role.ADMIN)
+        raise _unauthorized("a token is needed: `Authorization: Bearer TOKEN`")
+    wait_s = limit.wait_s(address)
+    if wait_s > 0:
+        raise ApiError(
+            429,
+            "too_many_failed_logins",
+            "too many wrong tokens from this address",
+            detail={"retry_after_s": wait_s},
+            headers={"Retry-After": str(wait_s)},
+        )
+    scheme, _, token = authorization.partition(b" ")
+    info = tokens.verify(token.strip().decode("latin-1")) if scheme.lower() == b"bearer" else None
+    if info is None:
+        limit.failed(address)
+        raise _unauthorized("this token is not valid here")
+    return Principal(info.name, info.rank)
+
+
+def limit_of(scope: Scope) -> LoginLimit:
+    """The count of failed logins of the application that a scope belongs to."""
+    state: Any = scope["app"].state
+    limit: LoginLimit | None = getattr(state, "gpuflight_login_limit", None)
+    if limit is None:
+        limit = state.gpuflight_login_limit = LoginLimit()
+    return limit
+
+
+def client_address(scope: Scope) -> str:
+    """The address of the peer, without port; empty for a unix socket."""
+    client = scope.get("client")
+    return str(client[0]) if client else ""
+
+
+def is_loopback(address: str) -> bool:
+    """Whether an address is of the loopback interface (127.0.0.0/8, ::1, and the former written as IPv6)."""
+    try:
+        parsed = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    if isinstance(parsed, ipaddress.IPv6Address) and parsed.ipv4_mapped is not None:
+        return parsed.ipv4_mapped.is_loopback
+    return parsed.is_loopback
+
+
+def _unauthorized(message: str) -> ApiError:
+    return ApiError(401, "unauthorized", message, headers={"WWW-Authenticate": 'Bearer realm="gpuflight"'})
