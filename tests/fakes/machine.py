@@ -24,6 +24,7 @@ from tests.fakes.sysfs_tree import Tree, hgx_host
 from gpuflight.sources.cgroups import Cgroups
 from gpuflight.sources.clock import ManualClock
 from gpuflight.sources.fs import Stat, StatVfs
+from gpuflight.sources.http import Http
 from gpuflight.sources.ipc import Ipc
 from gpuflight.sources.netlink import Netlink
 from gpuflight.sources.nvml import Nvml
@@ -98,6 +99,7 @@ class FakeMachine:
             tools=Tools(self.tape),
             clock=self.clock,
             tape=self.tape,
+            http=Http(self.tape),
         )
         self.number = 0
 

@@ -12,11 +12,15 @@ from tests.fakes.nvml import NoCompiler, fake_nvml
 from tests.fakes.sockets import address_message, inet_message, tcp_info, unix_message
 
 from gpuflight.errors import SourceUnavailable
+from gpuflight.graph import Graph, edges, nodes
+from gpuflight.graph.codec import encode_graph, time_text
 from gpuflight.sources.clock import ManualClock
+from gpuflight.sources.http import Answer
 from gpuflight.sources.nvml import Nvml, NvmlSnapshot
 from gpuflight.sources.recording import Tape
 
 OWN_NETNS, POD_NETNS = 4026531840, 4026532001
+PEER_URL = "http://web-1:9477"
 TRAINER, RANK, SERVER, WORKER = 4101, 4102, 300, 301
 _NPU = """\
 | npu-smi 25.5.2                   Version: 25.5.2                                               |
@@ -57,6 +61,7 @@ def answers(clock: ManualClock) -> dict[tuple[str, str], bytes | Callable[[], by
         ("tools", "run /usr/local/bin/npu-smi info"): _NPU.encode(),
         ("ipc", "sem_pids 11"): msgspec.msgpack.encode([SERVER, WORKER]),
         **_netlink(),
+        **_peer(clock),
     }
     snapshot = nvml_snapshot()
     if snapshot is not None:
@@ -68,6 +73,27 @@ def answers(clock: ManualClock) -> dict[tuple[str, str], bytes | Callable[[], by
 
         found["nvml", "snapshot"] = now
     return found
+
+
+def _peer(clock: ManualClock) -> dict[tuple[str, str], bytes | Callable[[], bytes]]:
+    """Another instance, with the other end of the connection to 192.0.2.7:443."""
+
+    def head() -> bytes:
+        now_ns = clock.wall_ns()
+        return msgspec.msgpack.encode(
+            Answer(PEER_URL, 200, {"etag": '"5"'}, sent_ns=now_ns - 1_000_000, received_ns=now_ns)
+        )
+
+    own = nodes.Socket(protocol="tcp", address="192.0.2.7:443", attributes={"state": "ESTABLISHED"})
+    far = nodes.Socket(protocol="tcp", address="10.0.0.5:50000", attributes={"remote": True})
+    process = nodes.Process(pid=TRAINER, start=1000 + TRAINER, attributes={"name": "nginx"})
+    graph = Graph(
+        [nodes.Host(hostname="web-1", metrics={"cpus_count": 4}), process, own, far],
+        [edges.ConnectTo(far.id, own.id, {"half": True}), edges.Belong(own.id, process.id)],
+    )
+    env = {"hostname": "web-1", "machine_id": "m-web-1", "boot_id": "b-web-1"}
+    body = encode_graph(graph, round=5, time=time_text(clock.wall_ns()), env=env)
+    return {("http", PEER_URL): head, ("http", PEER_URL + " body"): body}
 
 
 @functools.cache

@@ -42,6 +42,9 @@ def make_collectors(settings: Settings) -> list[Collector]:
     line per mistake."""
     classes = _collector_classes()
     blocks = _collector_blocks(settings, classes)
+    if "remote" in classes:
+        enabled, block = blocks["remote"]
+        blocks["remote"] = (enabled, _with_remotes(settings, block))
     return [cls(blocks[name][1]) for name, cls in classes.items() if blocks[name][0]]
 
 
@@ -92,6 +95,33 @@ def _collector_blocks(
     if lines:
         raise ConfigError("\n".join(lines))
     return result
+
+
+def _with_remotes(settings: Settings, block: BaseModel | None) -> BaseModel | None:
+    """The settings of the collector ``remote`` with the instances of ``remotes`` added. Raises ConfigError."""
+    from gpuflight.collectors.remote import RemotePeer, RemoteSettings
+
+    if not settings.remotes or not isinstance(block, RemoteSettings):
+        return block
+    peers = list(block.peers)
+    lines: list[str] = []
+    names = {peer.name: f"collectors.remote.peers[{index}]" for index, peer in enumerate(peers) if peer.name}
+    in_file = bool(settings._file.get("remotes"))
+    for index, remote in enumerate(settings.remotes):
+        path: Path = ("remotes", index)
+        try:
+            peers.append(RemotePeer.model_validate(remote.model_dump()))
+        except ValidationError as error:
+            lines += [_origin(settings, in_file) + line for _, line in problems(error, RemotePeer, path)]
+            continue
+        if remote.name and remote.name in names:
+            where = f"{path_text((*path, 'name'))}: {remote.name!r} is already the name of {names[remote.name]}"
+            lines.append(f"{_origin(settings, in_file)}{where}; names must be unique")
+        elif remote.name:
+            names[remote.name] = path_text(path)
+    if lines:
+        raise ConfigError("\n".join(lines))
+    return block.model_copy(update={"peers": peers})
 
 
 def _subscriber_blocks(settings: Settings) -> list[tuple[type[Subscriber], Any]]:

@@ -75,11 +75,14 @@ class Server(Block):
 
 
 class Remote(Block):
-    """Another instance that the server pulls."""
+    """Another instance that is pulled; an interval or timeout of its own goes before those of `collectors.remote`."""
 
     url: str = Field(min_length=1, description="base URL of the instance")
     name: str | None = Field(default=None, description="namespace of its entities; its own host name when null")
     token: SecretStr | None = Field(default=None, description="access token of that instance")
+    ca_file: str | None = Field(default=None, description="certificate authorities (PEM); the system's when null")
+    interval_s: float | None = Field(default=None, ge=0.1, le=86_400, description="time between two requests (s)")
+    timeout_s: float | None = Field(default=None, gt=0, le=600, description="longest time one answer may take (s)")
 
 
 class SubscriberEntry(BaseModel):
@@ -107,7 +110,7 @@ class Settings(Block):
     )
     subscribers: list[SubscriberEntry] = Field(default_factory=list, description="where rounds are delivered")
     server: Server = Field(default_factory=Server, description="where gpuflight-server listens")
-    remotes: list[Remote] = Field(default_factory=list, description="instances that gpuflight-server pulls")
+    remotes: list[Remote] = Field(default_factory=list, description="other instances that are pulled")
     log_level: LogLevel = Field(default="warning", description="least severity that is logged to stderr")
 
     _file: dict[str, Any] = PrivateAttr(default_factory=dict)

@@ -9,6 +9,7 @@ from gpuflight.errors import InputError
 from gpuflight.sources.cgroups import Cgroups
 from gpuflight.sources.clock import Clock, SystemClock
 from gpuflight.sources.fs import FileSystem, HostFs
+from gpuflight.sources.http import Http
 from gpuflight.sources.ipc import Ipc
 from gpuflight.sources.netlink import Netlink
 from gpuflight.sources.nvml import Nvml
@@ -64,6 +65,7 @@ def open_world(
         tools=Tools(beside),
         clock=clock,
         tape=tape,
+        http=Http(beside),
     )
 
 

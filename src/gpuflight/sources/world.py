@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
+
+from gpuflight.sources.http import Http
 
 if TYPE_CHECKING:
     from gpuflight.sources.cgroups import Cgroups
@@ -35,6 +37,7 @@ class World:
     tools: Tools
     clock: Clock
     tape: Tape | None = None  # set when this world is recorded or replayed
+    http: Http = field(default_factory=Http)
 
     def may_trace(self) -> bool:
         """Whether this process has CAP_SYS_PTRACE, the right to look into other users' processes."""
@@ -53,7 +56,7 @@ class World:
 
     def close(self) -> None:
         """Give back descriptors, library handles and threads."""
-        for source in (self.netlink, self.nvml, self.procfs):
+        for source in (self.netlink, self.nvml, self.procfs, self.http):
             source.close()
         if self.tape is not None:
             self.tape.close()  # ends a recording: only now its file appears
