@@ -15,7 +15,7 @@ from gpuflight.core.expansion import CollectorRunner, ExpansionLimits, expand_wo
 from gpuflight.core.history import History
 from gpuflight.core.lockfile import LockFile
 from gpuflight.core.own_cost import OwnCostMeter
-from gpuflight.errors import GpuflightError
+from gpuflight.errors import GpuflightError, InputError
 from gpuflight.graph.store import LiveStore
 from gpuflight.rounds import Coverage, Environment, Round
 from gpuflight.sources.world import World
@@ -82,6 +82,8 @@ class Controller:
         self.latest: Round | None = None
         self.failed_rounds_count = 0
         self._runners = [CollectorRunner(c) for c in sorted(collectors, key=lambda c: (-c.precedence, c.name))]
+        self._disabled: frozenset[str] = frozenset()
+        self._asked_last_round: list[CollectorRunner] = []
         self._store = LiveStore(settings.tombstone_rounds)
         self._number = 0
         self._environment: Environment | None = None
@@ -110,6 +112,22 @@ class Controller:
     def collectors(self) -> list[Collector]:
         """The collectors in order of precedence."""
         return [runner.collector for runner in self._runners]
+
+    @property
+    def disabled(self) -> frozenset[str]:
+        """Names of the collectors that are switched off."""
+        return self._disabled
+
+    def set_enabled(self, name: str, enabled: bool) -> bool:
+        """Switch a collector on or off from the next round on; True if that changed anything. What it alone reported
+        then ends like anything that is no longer there. Raises InputError if there is no such collector."""
+        with self._lifecycle:
+            known = [runner.collector.name for runner in self._runners]
+            if name not in known:
+                raise InputError(f"there is no collector {name!r} here; there are: {', '.join(known) or 'none'}")
+            before = self._disabled
+            self._disabled = before - {name} if enabled else before | {name}
+            return self._disabled != before
 
     @property
     def running(self) -> bool:
@@ -209,7 +227,8 @@ class Controller:
         self.world.begin_round(number)
         time_ns = self.world.clock.wall_ns()
         started_s, started_cpu_s = time.monotonic(), time.thread_time()
-        expansion = expand_world(self.world, self._runners, self.settings.limits)
+        runners = self._enabled_runners()
+        expansion = expand_world(self.world, runners, self.settings.limits)
         collected_s = time.monotonic()
         advance = self._store.advance(number, expansion.nodes, expansion.edges)
         own = Coverage(
@@ -236,6 +255,15 @@ class Controller:
         self.latest = done
         self.history.append(done)
         return done
+
+    def _enabled_runners(self) -> list[CollectorRunner]:
+        disabled = self._disabled
+        runners = [runner for runner in self._runners if runner.collector.name not in disabled]
+        for runner in runners:
+            if runner not in self._asked_last_round:
+                runner.forget()  # its last answer is from before it was switched off
+        self._asked_last_round = runners
+        return runners
 
     def _env(self) -> Environment:
         if self._environment is None:

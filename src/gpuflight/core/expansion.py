@@ -77,6 +77,10 @@ class CollectorRunner:
             self.collector.losses.clear()
             self.collector.notes.clear()
 
+    def forget(self) -> None:
+        """Let no answer of an earlier round stand in for the next one."""
+        self._last_good, self._age_rounds = None, 0
+
     def attempt(self, work: Callable[[], T], left_s: float) -> T | None:
         """Run one call of the collector; None when it did not answer, with status and reason set."""
         if self.status != "ok":
@@ -94,7 +98,7 @@ class CollectorRunner:
         except Busy:
             self.status, self.reason = "stale", "still waiting for an answer from an earlier round"
             self.hint = "a device, a file system or a driver does not answer; see dmesg"
-        except Exception as error:
+        except (Exception, SystemExit) as error:  # of anybody's collector: not even that ends the rounds
             log.debug("collector %s failed", self.collector.name, exc_info=True)
             text = str(error).strip().splitlines()
             self.status = "failed"

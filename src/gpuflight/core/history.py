@@ -62,6 +62,18 @@ class History:
         with self._lock:
             return [entry.round.number for entry in self._entries]
 
+    def rounds(self, first: int, last: int) -> list[Round]:
+        """The rounds kept of ``first`` to ``last``, oldest first, *without* their graphs, which ``get`` puts together.
+
+        The oldest round kept has no difference either: what was before it is gone.
+        """
+        with self._lock:
+            return [
+                replace(entry.round, diff=Diff()) if not index else entry.round
+                for index, entry in enumerate(self._entries)
+                if first <= entry.round.number <= last
+            ]
+
     def get(self, number: int) -> Round | None:
         """A past round with its graph; None if it is not (or no longer) here."""
         with self._lock:

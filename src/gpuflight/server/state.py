@@ -8,9 +8,12 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gpuflight.server.bodies import BodyCache
+from gpuflight.server.kept import Kept
 
 if TYPE_CHECKING:
     from gpuflight.core.controller import Controller
+    from gpuflight.graph import Graph
+    from gpuflight.rounds import Round
     from gpuflight.settings import Settings
 
 
@@ -42,6 +45,17 @@ class ServerState:
         self.bodies = bodies if bodies is not None else BodyCache()
         self.configuration = configuration
         self.plugins = plugins
+        self.past: Kept[int, Round | None] = Kept(4)
+        """Past rounds asked for last: each is put together from differences."""
+        self.parts: Kept[tuple[int, str], Graph] = Kept(4)
+        """Selected parts of graphs, by round and selection: a client reads one page by page."""
         self.instance_id = secrets.token_hex(6)
         self.started_s = time.monotonic()
         self.stopping = False
+        self.waiting: Any = None  # limiter of requests that wait for a round; belongs to the event loop
+
+    def clear_bodies(self) -> None:
+        """Forget what was made of past rounds."""
+        self.bodies.clear()
+        self.past.clear()
+        self.parts.clear()

@@ -5,23 +5,28 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from fastapi import APIRouter
-
 from gpuflight.server.deps import State
 from gpuflight.server.errors import ApiError
+from gpuflight.server.router import PlainRouter
+from gpuflight.server.samples import sample
 
-router = APIRouter(tags=["health"])
+router = PlainRouter(tags=["health"])
 
 _LATE_INTERVALS = 3
 
 
-@router.get("/healthz", summary="The process answers")
+@router.get("/healthz", summary="The process answers", openapi_extra=sample("GET", "/healthz"))
 async def healthz() -> dict[str, Any]:
     """200 as long as the process can answer at all."""
     return {"status": "ok"}
 
 
-@router.get("/readyz", summary="There is a round, and it is not old", responses={503: {"description": "not ready"}})
+@router.get(
+    "/readyz",
+    summary="There is a round, and it is not old",
+    responses={503: {"description": "not ready"}},
+    openapi_extra=sample("GET", "/readyz"),
+)
 async def readyz(state: State) -> dict[str, Any]:
     """200 when there is a round that is not old; else 503 with the reason."""
     controller = state.controller

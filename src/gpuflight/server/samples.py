@@ -1,0 +1,20 @@
+"""Examples of requests, for the OpenAPI document. The tests execute each one, in the order of the paths."""
+
+from __future__ import annotations
+
+import json
+import shlex
+from typing import Any
+
+ORIGIN = "http://127.0.0.1:9477"
+
+
+def sample(method: str, target: str, body: Any = None) -> dict[str, Any]:
+    """``openapi_extra`` of a route: a request to ``target`` (path and query) as a curl command, in the extension
+    ``x-codeSamples`` that documentation tools show."""
+    words = ["curl", "-sS"]
+    if method != "GET":
+        words += ["-X", method]
+    if body is not None:
+        words += ["-H", "Content-Type: application/json", "-d", json.dumps(body)]
+    return {"x-codeSamples": [{"lang": "Shell", "source": shlex.join([*words, ORIGIN + target])}]}
