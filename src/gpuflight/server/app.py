@@ -9,6 +9,7 @@ from fastapi import APIRouter, FastAPI
 
 from gpuflight import __version__
 from gpuflight.server import errors, routes
+from gpuflight.server.hosts import HostCheck, cors
 from gpuflight.server.middleware import RequestLimit
 from gpuflight.server.state import ServerState
 
@@ -32,6 +33,8 @@ def create_app(state: ServerState) -> FastAPI:
     for router in routers():
         app.include_router(router)
     app.add_middleware(RequestLimit, max_bytes=state.settings.server.max_request_bytes)
+    cors(app, state.settings.server)
+    app.add_middleware(HostCheck, settings=state.settings.server)
     return app
 
 

@@ -92,6 +92,14 @@ def authenticate(scope: Scope, tokens: TokenStore) -> Principal:
     return Principal(info.name, info.rank)
 
 
+def still_valid(scope: Scope, tokens: TokenStore) -> bool:
+    """Whether what a long answer was granted for still holds: its token was not revoked, or none is needed yet."""
+    for key, value in scope["headers"]:
+        if key == b"authorization":
+            return tokens.verify(value.partition(b" ")[2].strip().decode("latin-1")) is not None
+    return not tokens.configured
+
+
 def limit_of(scope: Scope) -> LoginLimit:
     """The count of failed logins of the application that a scope belongs to."""
     state: Any = scope["app"].state

@@ -115,7 +115,8 @@ def digest_of(token: str) -> str:
 
 
 class TokenStore:
-    """The tokens of a file and those that settings bring (these are of role admin). Thread-safe.
+    """The tokens of a file (without path: of this object only) and those that settings bring, which are of role admin.
+    Thread-safe.
 
     The file is read again when it changed, so that ``gpuflight token create`` and ``revoke`` work on a server that
     runs. A file that cannot be read lets nobody in by it. Once any token was there, ``configured`` stays true for the
@@ -207,7 +208,12 @@ class TokenStore:
     def _changing(self) -> Iterator[list[TokenInfo]]:
         """The tokens of the file, to be changed; written when the block ends well. One process at a time."""
         if self.path is None:
-            raise InputError("no file to keep tokens in")
+            with self._lock:
+                kept = list(self._stored)
+                yield kept
+                self._stored = tuple(kept)
+                self._configured = self._configured or bool(kept)
+            return
         folder = os.path.dirname(os.path.abspath(self.path))
         os.makedirs(folder, mode=0o700, exist_ok=True)
         with self._lock:
@@ -245,7 +251,7 @@ class TokenStore:
     def _load(self) -> tuple[TokenInfo, ...]:
         """Read the file. Raises InputError."""
         if self.path is None:
-            return ()
+            return self._stored
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except FileNotFoundError:
