@@ -22,7 +22,7 @@ import zstandard
 from gpuflight.graph import Graph
 from gpuflight.graph.codec import encode_graph, time_text
 
-LATEST = "/api/v1/rounds/latest"
+LATEST = "/api/v1/graph"
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from gpuflight.sources.world import World
 
 _CLOSE_S = 2.0
-_STALE_INTERVALS = 2.5
 _URL = r"https?://[^\s/?#@]+(/[^\s?#]*)?"
 PeerName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
 
@@ -104,7 +103,7 @@ class Remote(Collector):
             self._own = _identity(world)
         own, http = self._own, world.http
         if self._pool is None and not http.replaying:
-            intervals_s = [peer.interval_s or self.settings.interval_s for peer in self.settings.peers]
+            intervals_s = [peer.options.interval_s for peer in self._peers]
             self._pool = Pool(
                 self._peers, lambda index: self._peers[index].poll(http, own), intervals_s, self.settings.backoff_max_s
             )
@@ -158,6 +157,7 @@ class Remote(Collector):
             timeout_s=peer.timeout_s or self.settings.timeout_s,
             max_depth=self.settings.max_depth,
             max_bytes=self.settings.max_bytes,
+            interval_s=peer.interval_s or self.settings.interval_s,
         )
 
     def _standing(self, peer: Peer, view: View, now_ns: int) -> View | None:

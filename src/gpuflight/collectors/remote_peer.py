@@ -17,8 +17,8 @@ from gpuflight.graph.load import LoadedGraph, parse_graph
 from gpuflight.graph.namespaces import depth, name_from, with_namespace, without_namespaces
 from gpuflight.sources.http import Answer, Http, Request
 
-PATHS = ("/api/v1/rounds/latest", "/api/v1/graph", "/graph")
-"""Where a graph may be found, best first: a round of gpuflight, a graph of it, a graph of the reference system."""
+PATHS = ("/api/v1/graph", "/graph")
+"""Where a graph may be found: of gpuflight, with what its round says; of the reference system, or of both."""
 
 Identity = tuple[str, str]
 """Machine id and boot id of a host."""
@@ -34,6 +34,7 @@ class PeerOptions(Struct, frozen=True):
     timeout_s: float = 5.0
     max_depth: int = 4
     max_bytes: int = 256 << 20
+    interval_s: float = 5.0
 
 
 class View(Struct):
@@ -197,6 +198,7 @@ class Peer:
             "machine_id": identity[0],
             "boot_id": identity[1],
             "instance": self._base,
+            "poll_interval_s": self.options.interval_s,
             "gpuflight_version": str(loaded.env.get("version", "")),
         }
         if loaded.origin != "gpuflight":

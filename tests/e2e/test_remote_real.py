@@ -1,0 +1,330 @@
+"""The collector of other hosts against real HTTP servers on loopback."""
+
+from __future__ import annotations
+
+import gzip
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fakes.machine import FakeMachine, rich_machine
+from tests.fakes.peer import LATEST, FakePeer, Handler
+
+from gpuflight.collectors.remote import Remote, RemoteSettings
+from gpuflight.collectors.remote_peer import Peer, PeerOptions
+from gpuflight.core.controller import Controller
+from gpuflight.graph import Graph, nodes
+from gpuflight.settings import Settings
+from gpuflight.sources.clock import SystemClock
+from gpuflight.sources.http import Http
+from gpuflight.sources.open import open_world
+from gpuflight.sources.recording import Tape
+from gpuflight.sources.world import World
+
+OWN = ("m1", "b1")
+HOST = "Host(ns=n7,node-7)"
+
+
+@pytest.fixture
+def peer() -> Iterator[FakePeer]:
+    with FakePeer() as made:
+        made.set_round(graph(1))
+        yield made
+
+
+@pytest.fixture
+def http() -> Iterator[Http]:
+    source = Http()
+    yield source
+    source.close()
+
+
+def graph(pid: int) -> Graph:
+    return Graph([nodes.Host(hostname="node-7"), nodes.Process(pid=pid, start=1)])
+
+
+def options(peer: FakePeer, **changes: Any) -> PeerOptions:
+    return PeerOptions(url=peer.url, name="n7", **changes)
+
+
+def until(reached: Callable[[], bool], seconds: float = 20.0) -> None:
+    """Wait for it; fails if it never comes."""
+    deadline_s = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline_s, "it never came"
+        time.sleep(0.01)
+
+
+# --- one exchange ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("encoding", ["", "gzip", "zstd"])
+def test_a_graph_comes_once_and_is_only_confirmed_after_that(peer: FakePeer, http: Http, encoding: str) -> None:
+    peer.encoding = encoding
+    asker = Peer(options(peer))
+    asker.poll(http, OWN)
+    first = asker.view
+    assert first.error == "" and [entity.id for entity in first.entities] == ["Process(ns=n7,pid=1,start=1)"]
+    asker.poll(http, OWN)
+    assert asker.view.entities is first.entities and asker.view.good_ns > first.good_ns
+    peer.set_round(graph(2), number=2)
+    asker.poll(http, OWN)
+    assert [entity.id for entity in asker.view.entities] == ["Process(ns=n7,pid=2,start=1)"]
+    assert [headers.get("If-None-Match") for _, headers in peer.asked] == [None, '"1"', '"1"']
+
+
+def test_one_connection_is_used_for_all(peer: FakePeer, http: Http) -> None:
+    asker = Peer(options(peer))
+    clients = set()
+
+    def remember(handler: Handler) -> None:
+        clients.add(handler.client_address)
+        handler.answer(304, b"")
+
+    asker.poll(http, OWN)
+    peer.reply = remember
+    for _ in range(5):
+        asker.poll(http, OWN)
+    assert len(clients) == 1
+
+
+def test_the_clock_of_the_other_host(peer: FakePeer, http: Http) -> None:
+    peer.clock_offset_s = 90.5
+    peer.set_round(graph(1))
+    asker = Peer(options(peer))
+    asker.poll(http, OWN)
+    view = asker.view
+    assert view.offset_s is not None and view.offset_error_s is not None
+    assert abs(view.offset_s - 90.5) <= view.offset_error_s <= 1.2
+
+
+def test_the_token_is_sent_and_a_refusal_is_said(peer: FakePeer, http: Http) -> None:
+    peer.token = "hush"
+    asker = Peer(options(peer))
+    asker.poll(http, OWN)
+    assert asker.view.error == "it refuses our token (HTTP 401)"
+    asker = Peer(options(peer, token="hush"))
+    asker.poll(http, OWN)
+    assert asker.view.error == "" and asker.view.has_graph
+    assert "hush" not in repr(asker.view) + repr(asker.answer)
+
+
+def test_a_redirect_is_not_followed_and_gets_no_token(peer: FakePeer, http: Http) -> None:
+    with FakePeer() as thief:
+        peer.reply = lambda handler: handler.answer(302, b"", Location=thief.url + LATEST)
+        asker = Peer(options(peer, token="hush"))
+        asker.poll(http, OWN)
+        assert "it redirects" in asker.view.error and thief.asked == []
+
+
+def test_proxies_of_the_environment_are_not_used(peer: FakePeer, http: Http, monkeypatch: pytest.MonkeyPatch) -> None:
+    with FakePeer() as proxy:
+        for name in ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY"):
+            monkeypatch.setenv(name, proxy.url)
+        asker = Peer(options(peer))
+        asker.poll(http, OWN)
+        assert asker.view.has_graph and proxy.asked == []
+
+
+def test_a_body_that_drips_for_ever_ends_at_the_deadline(peer: FakePeer, http: Http) -> None:
+    """Every byte comes in time; the whole does not."""
+    stop = threading.Event()
+
+    def drip(handler: Handler) -> None:
+        handler.send_response(200)
+        handler.send_header("Content-Length", "100000")
+        handler.end_headers()
+        try:
+            while not stop.wait(0.02):
+                handler.wfile.write(b" ")
+        except OSError:
+            pass
+        handler.close_connection = True
+
+    peer.reply = drip
+    asker = Peer(options(peer, timeout_s=0.3))
+    started_s = time.monotonic()
+    try:
+        asker.poll(http, OWN)
+    finally:
+        stop.set()
+    assert asker.view.error == "the answer took too long" and time.monotonic() - started_s < 5
+
+
+def test_silence_ends_at_the_deadline(peer: FakePeer, http: Http) -> None:
+    stop = threading.Event()
+    peer.reply = lambda handler: (stop.wait(30), handler.answer(500, b""))[1]
+    asker = Peer(options(peer, timeout_s=0.2))
+    try:
+        asker.poll(http, OWN)
+    finally:
+        stop.set()
+    assert asker.view.error == "no answer within 0.2 s"
+
+
+def test_too_large_and_swelling_bodies(peer: FakePeer, http: Http) -> None:
+    for body, headers in ((b" " * 5000, {}), (gzip.compress(bytes(1 << 20)), {"Content-Encoding": "gzip"})):
+        peer.reply = lambda handler, body=body, headers=headers: handler.answer(200, body, **headers)  # type: ignore[misc]
+        asker = Peer(options(peer, max_bytes=4096))
+        asker.poll(http, OWN)
+        assert asker.view.error == "the answer is larger than 4096 bytes"
+
+
+def test_rubbish_instead_of_http(peer: FakePeer, http: Http) -> None:
+    peer.reply = lambda handler: (handler.wfile.write(b"\0\1\2 nothing\r\n\r\n"), handler.wfile.flush())[1]
+    asker = Peer(options(peer, timeout_s=1.0))
+    asker.poll(http, OWN)
+    assert asker.view.error and "\n" not in asker.view.error
+
+
+def test_the_paths_of_older_and_other_instances_are_found(peer: FakePeer, http: Http) -> None:
+    del peer.bodies[LATEST]
+    peer.set_round(graph(3), path="/graph")
+    asker = Peer(options(peer))
+    asker.poll(http, OWN)
+    asker.poll(http, OWN)
+    assert asker.view.has_graph
+    assert [path for path, _ in peer.asked] == [LATEST, "/graph", "/graph"]
+    peer.bodies.clear()
+    asker.poll(http, OWN)
+    assert "no graph under any path" in asker.view.error and asker.view.has_graph
+    peer.set_round(graph(4), number=4)
+    asker.poll(http, OWN)
+    assert asker.view.error == "" and peer.asked[-1][0] == LATEST, "it was updated meanwhile"
+
+
+def test_retry_after(peer: FakePeer, http: Http) -> None:
+    peer.reply = lambda handler: handler.answer(429, b"", Retry_After="17")
+    asker = Peer(options(peer))
+    asker.poll(http, OWN)
+    assert asker.retry_after_s == 17.0 and asker.failures_count == 1
+
+
+# --- the collector ---------------------------------------------------------------------------------------------------
+
+
+class Parent:
+    """A collector with its threads on a machine with a real clock."""
+
+    def __init__(self, *urls: str, **options: Any) -> None:
+        self.world: World = FakeMachine(rich_machine()).world
+        self.world.http = Http()
+        self.world.clock = SystemClock()
+        peers = [{"url": url, "name": f"n{7 + index}"} for index, url in enumerate(urls)]
+        defaults = {"interval_s": 0.1, "timeout_s": 2.0, "backoff_max_s": 0.2}
+        self.collector = Remote(RemoteSettings.model_validate({"peers": peers, **defaults, **options}))
+        self.slowest_s = 0.0
+
+    def round(self) -> dict[str, Any]:
+        self.collector.notes.clear()
+        started_s = time.thread_time(), time.monotonic()
+        self.collector.observe(self.world)
+        self.slowest_s = max(self.slowest_s, time.monotonic() - started_s[1])
+        return {entity.id: entity for entity in self.collector.seed().nodes}
+
+    def __enter__(self) -> Parent:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.collector.close()
+        self.world.http.close()
+
+
+def test_d16_killed_and_started_again(peer: FakePeer) -> None:
+    peer.stop()
+    with Parent(peer.url) as parent:
+        until(lambda: not parent.round() and any("refused" in note for note in parent.collector.notes))
+        peer.start()
+        until(lambda: HOST in parent.round())
+        peer.stop()
+        until(lambda: parent.round()[HOST].attributes.get("stale") is True)
+        assert "Process(ns=n7,pid=1,start=1)" in parent.round()
+        peer.start()
+        peer.set_round(graph(2), number=2)
+        until(lambda: "Process(ns=n7,pid=2,start=1)" in parent.round())
+        assert "stale" not in parent.round()[HOST].attributes
+
+
+def test_a_peer_that_is_gone_for_long_ends(peer: FakePeer) -> None:
+    with Parent(peer.url, end_after_s=0.2) as parent:
+        until(lambda: HOST in parent.round())
+        peer.stop()
+        until(lambda: not parent.round())
+        assert any("its graph has ended" in note for note in parent.collector.notes)
+
+
+def test_no_round_waits_for_a_peer_and_none_for_another(peer: FakePeer) -> None:
+    stop = threading.Event()
+    with FakePeer() as silent:
+        silent.reply = lambda handler: (stop.wait(60), handler.answer(500, b""))[1]
+        with Parent(*[silent.url] * 5, peer.url, timeout_s=30.0) as parent:
+            until(lambda: "Host(ns=n12,node-7)" in parent.round())
+            assert len(silent.asked) >= 1
+            assert parent.slowest_s < 1.0
+            stop.set()
+
+
+def test_nothing_is_left_behind(peer: FakePeer) -> None:
+    before = set(threading.enumerate())
+    with Parent(peer.url) as parent:
+        until(lambda: HOST in parent.round())
+    left = [thread.name for thread in set(threading.enumerate()) - before if thread.name.startswith("gpuflight-remote")]
+    assert left == []
+
+
+def test_a_recording_shows_the_same_without_asking(peer: FakePeer, tmp_path: Path) -> None:
+    path = str(tmp_path / "recording.tar.zst")
+    collector = Remote(RemoteSettings.model_validate({"peers": [{"url": peer.url, "name": "n7"}], "interval_s": 0.1}))
+    world = open_world(record=path)
+    shown: list[Graph] = []
+    try:
+        number = 0
+        while not shown or HOST not in shown[-1] or len(shown) < 3:
+            number += 1
+            assert number < 500
+            world.begin_round(number)
+            collector.observe(world)
+            batch = collector.seed()
+            shown.append(Graph(batch.nodes, batch.edges))
+            time.sleep(0.01)
+    finally:
+        collector.close()
+        world.close()
+    asked = len(peer.asked)
+    peer.stop()
+    again = Remote(RemoteSettings.model_validate({"peers": [{"url": peer.url, "name": "n7"}]}))
+    replay = open_world(replay=path)
+    try:
+        for number, expected in enumerate(shown, 1):
+            replay.begin_round(number)
+            again.observe(replay)
+            assert list(Graph(again.seed().nodes).nodes) == list(expected.nodes)
+    finally:
+        again.close()
+        replay.close()
+    assert len(peer.asked) == asked and Tape.replay(path).meta
+
+
+def test_two_controllers_one_pulls_the_other(peer: FakePeer) -> None:
+    """A child's whole round, made by the core, arrives as it is; the core expands nothing of it."""
+    from gpuflight.cli.plugin_settings import make_collectors
+    from gpuflight.round_codec import encode_round
+
+    settings = Settings()
+    child_world = FakeMachine(rich_machine()).world
+    child = Controller(
+        child_world, settings=settings, collectors=[one for one in make_collectors(settings) if one.name != "nvml"]
+    )
+    done = child.run_round()
+    done.env.machine_id = done.env.boot_id = "another"
+    peer.bodies[LATEST], peer.etags[LATEST] = encode_round(done), '"77"'
+    with Parent(peer.url) as pulling:
+        parent = Controller(pulling.world, settings=settings, collectors=[pulling.collector])
+        until(lambda: "Host(ns=n7,node1)" in parent.run_round().graph)
+        graph = parent.run_round().graph
+        assert len(graph.nodes) == len(done.graph.nodes) and len(graph.edges) == len(done.graph.edges)
+        assert all(entity.ns == "n7" for entity in graph)
+    child.close()
