@@ -430,13 +430,42 @@ def test_plugin_blocks_from_the_environment_are_text(monkeypatch: pytest.MonkeyP
     assert "collectors.top_cpu.count: must be a whole number" in dumped(["run", "--dump-config"], capfdbinary, 2)
 
 
-# --- the server's stand-in ------------------------------------------------------------------------------------------
+# --- the server: how it begins (what it does: test_server_*.py, tests/e2e/test_server_real.py) -----------------------
 
 
-def test_server_says_in_one_line_that_it_is_not_there_yet(capfdbinary: Any) -> None:
+def test_server_without_its_extra_says_so_in_one_line(monkeypatch: pytest.MonkeyPatch, capfdbinary: Any) -> None:
+    monkeypatch.setattr("gpuflight.server.backends.uvicorn.find_spec", lambda package: None)
+    monkeypatch.setattr("gpuflight.core.lockfile.LockFile.acquire", lambda lock: pytest.fail("it must touch nothing"))
     text = dumped([], capfdbinary, 2, server_main)
     assert len(text.splitlines()) == 1
-    assert "no server yet" in text
+    assert "gpuflight[server]" in text and "--backend offline" in text
+
+
+def test_server_refuses_strangers_without_a_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: Any
+) -> None:
+    monkeypatch.setattr("gpuflight.core.lockfile.LockFile.acquire", lambda lock: pytest.fail("it must touch nothing"))
+    path = tmp_path / "c.json"
+    store = str(tmp_path / "tokens.json")
+    path.write_text(json.dumps({"server": {"host": "0.0.0.0", "auth": {"store_file": store}}}))
+    text = dumped(["--config", str(path)], capfdbinary, 2, server_main)
+    assert len(text.splitlines()) == 1
+    assert "no token is configured" in text
+
+
+def test_server_with_a_certificate_that_cannot_be_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfdbinary: Any
+) -> None:
+    monkeypatch.setattr("gpuflight.core.lockfile.LockFile.acquire", lambda lock: pytest.fail("it must touch nothing"))
+    path = tmp_path / "c.json"
+    (tmp_path / "cert.pem").write_text("nothing")
+    tls = {"certificate_file": str(tmp_path / "cert.pem"), "key_file": str(tmp_path / "key.pem")}
+    path.write_text(json.dumps({"server": {"tls": tls, "auth": {"store_file": str(tmp_path / "tokens.json")}}}))
+    assert "server.tls: " in dumped(["--config", str(path)], capfdbinary, 2, server_main)
+
+
+def test_server_of_no_known_backend(capfdbinary: Any) -> None:
+    assert "there are: offline, uvicorn" in dumped(["--backend", "x"], capfdbinary, 2, server_main)
 
 
 def test_server_dumps_and_checks_its_settings(tmp_path: Path, capfdbinary: Any) -> None:

@@ -1,0 +1,1 @@
+"""Server backends: one file each, see ``gpuflight.server.base``."""
