@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import shlex
+import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -143,3 +146,24 @@ def test_health_needs_no_role_and_tells_when_there_is_no_round_yet() -> None:
         served.round()
         served.state.stopping = True
         assert served.error("GET", "/readyz", 503)["code"] == "stopping"
+
+
+PAGE = (Path(__file__).parents[2] / "docs" / "server.md").read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("line", re.findall(r"^curl .*", PAGE, re.MULTILINE))
+def test_requests_of_the_page(served: Served, line: str) -> None:
+    served.clock.advance(time.time() - served.clock.wall_ns() / 1e9 - 6)
+    served.round()
+    answer = _curl(served, line)
+    assert answer.status_code == 200, answer.text
+
+
+def test_every_operation_of_the_page_is_there(served: Served) -> None:
+    paths = served.get("/api/v1/openapi.json").json()["paths"]
+    named = re.findall(r"`(GET|POST) (/[^`]*)`", PAGE)
+    assert len(named) > 20
+    for method, path in named:
+        assert method.lower() in paths.get(path, {}), f"{method} {path}"
+    ours = {path for path in paths if path.split("/")[3:4] not in (["tokens"], ["stream"], ["subscribers"])}
+    assert ours <= {path for _, path in named}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -58,8 +59,6 @@ def test_trigger_gives_a_round_that_began_after_it(served: Served, running: bool
 
 
 def test_a_round_that_does_not_come_in_time_is_a_504(served: Served) -> None:
-    import threading
-
     served.send("POST", "/api/v1/control/start")
     served.send("POST", "/api/v1/control/trigger")
     served.seeder.block = threading.Event()
@@ -185,3 +184,30 @@ def test_a_receiver_that_raises_costs_the_others_nothing() -> None:
         fanout.add(late)
         fanout.publish(served.controller.latest)
     assert (len(second.got), len(late.got), fanout.failures_count) == (2, 1, 2)
+
+
+class Hangs(Subscriber):
+    """Never returns from a delivery until it may."""
+
+    abstract = True
+
+    def __init__(self, settings: Any = None) -> None:
+        super().__init__(settings)
+        self.called, self.may_go = threading.Event(), threading.Event()
+
+    def deliver(self, completed: Round) -> None:
+        self.called.set()
+        self.may_go.wait()
+
+
+def test_d07_a_receiver_that_hangs_delays_no_request(served: Served) -> None:
+    hangs = Hangs()
+    served.subscribers.add(hangs)
+    try:
+        served.round()
+        assert hangs.called.wait(60)
+        assert served.send("POST", "/api/v1/control/trigger").json()["round"] == 4
+        assert served.get("/api/v1/graph").json()["round"] == 4
+        assert 'gpuflight_subscriber_queued{subscriber="hangs",type="hangs"} 2\n' in served.get("/metrics").text
+    finally:
+        hangs.may_go.set()
