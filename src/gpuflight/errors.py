@@ -53,8 +53,16 @@ class SourceUnavailable(GpuflightError):
 
 
 class DeliveryError(GpuflightError):
-    """A subscriber could not deliver a round."""
+    """A subscriber could not deliver a round.
 
-    def __init__(self, message: str, *, retryable: bool) -> None:
+    ``retryable``: the same round may succeed later, not before ``retry_after_s`` if the receiver said so. ``blames_item``:
+    the receiver answered and failed over this very round; others may pass.
+    """
+
+    def __init__(
+        self, message: str, *, retryable: bool, retry_after_s: float | None = None, blames_item: bool = False
+    ) -> None:
         super().__init__(message)
         self.retryable = retryable
+        self.retry_after_s = retry_after_s
+        self.blames_item = blames_item

@@ -231,8 +231,9 @@ def test_a_round_is_delivered_whatever_is_in_it_and_left_as_it_was(name: str, tm
 def test_close_is_safe_at_any_point(name: str, tmp_path: Path) -> None:
     """Without a start, and after a start that failed; nothing is left open."""
     cls = plugins(Subscriber)[name]
+    settings = settings_of(cls, tmp_path)
     before = (threading.active_count(), len(os.listdir("/proc/self/fd")))
-    cls(settings_of(cls, tmp_path)).close()
+    cls(settings).close()
     blocked = tmp_path / "file"
     blocked.write_text("not a folder")
     subscriber = cls(settings_of(cls, blocked))

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tests.fakes.http_receiver import url_elsewhere
 
 from gpuflight.errors import DeliveryError
 from gpuflight.graph import Graph, nodes
@@ -61,7 +62,8 @@ def settings_of(cls: type[Subscriber], folder: Path) -> Any:
     """Settings that make any built-in subscriber work in ``folder``."""
     assert cls.settings_class is not None
     fields = cls.settings_class.model_fields
-    return cls.settings_class(**({"path": str(folder / "out")} if "path" in fields else {}))
+    values = {"path": str(folder / "out"), "url": url_elsewhere() if "url" in fields else ""}
+    return cls.settings_class(**{name: value for name, value in values.items() if name in fields})
 
 
 every_subscriber = pytest.mark.parametrize("name", sorted(plugins(Subscriber)))
@@ -70,8 +72,9 @@ every_subscriber = pytest.mark.parametrize("name", sorted(plugins(Subscriber)))
 @every_subscriber
 def test_conformance_constructing_touches_nothing(name: str, tmp_path: Path) -> None:
     cls = plugins(Subscriber)[name]
+    settings = settings_of(cls, tmp_path)
     before = (set(os.listdir("/proc/self/task")), set(os.listdir("/proc/self/fd")))
-    subscriber = cls(settings_of(cls, tmp_path))
+    subscriber = cls(settings)
     assert (set(os.listdir("/proc/self/task")), set(os.listdir("/proc/self/fd"))) == before
     assert list(tmp_path.iterdir()) == []
     subscriber.close()
@@ -80,9 +83,10 @@ def test_conformance_constructing_touches_nothing(name: str, tmp_path: Path) -> 
 @every_subscriber
 def test_conformance_delivers_and_leaves_nothing_open(name: str, tmp_path: Path) -> None:
     cls = plugins(Subscriber)[name]
+    settings = settings_of(cls, tmp_path)
     before = len(os.listdir("/proc/self/fd"))
     for _ in range(20):
-        subscriber = cls(settings_of(cls, tmp_path))
+        subscriber = cls(settings)
         subscriber.start()
         for completed in ROUNDS:
             subscriber.deliver(completed)

@@ -10,7 +10,7 @@ from pydantic import Field
 from gpuflight.errors import DeliveryError
 from gpuflight.graph import codec
 from gpuflight.rounds import Round
-from gpuflight.subscribers.base import Subscriber, SubscriberSettings, delivery_error
+from gpuflight.subscribers.base import Outside, Subscriber, SubscriberSettings, delivery_error
 from gpuflight.subscribers.encoding import encode_diff_line, encode_round
 
 
@@ -29,6 +29,9 @@ class Console(Subscriber):
 
     stability = "stable"
     settings_class = ConsoleSettings
+
+    def outside(self) -> Outside:
+        return Outside()
 
     def deliver(self, completed: Round) -> None:
         stream: IO[str] = getattr(sys, self.settings.stream)

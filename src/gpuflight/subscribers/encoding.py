@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import gzip
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
+import zstandard
 
 from gpuflight.graph import codec
 from gpuflight.rounds import Round
+
+Content = Literal["graph", "diff"]
+Encoding = Literal["none", "gzip", "zstd"]
 
 _lock = threading.Lock()
 _last: dict[str, tuple[Round, bytes]] = {}
@@ -25,6 +30,27 @@ def encode_diff_line(completed: Round) -> bytes:
     return _cached(
         "diff", completed, lambda: codec.encode_diff(completed.diff, completed.number, **_fields(completed, env=False))
     )
+
+
+def compress(data: bytes, encoding: Encoding) -> bytes:
+    """The bytes under an HTTP content coding; gzip through isal where it is installed."""
+    if encoding == "none":
+        return data
+    if encoding == "zstd":
+        return zstandard.ZstdCompressor(level=3).compress(data)
+    try:
+        from isal import igzip
+    except ImportError:
+        return gzip.compress(data, compresslevel=1, mtime=0)
+    return bytes(igzip.compress(data, compresslevel=1, mtime=0))
+
+
+def compressed(completed: Round, content: Content, encoding: Encoding) -> bytes:
+    """A round (or what changed in it) as JSON under a content coding, made once per round."""
+    data = (encode_round if content == "graph" else encode_diff_line)(completed)
+    if encoding == "none":
+        return data
+    return _cached(f"{content}+{encoding}", completed, lambda: compress(data, encoding))
 
 
 def _fields(completed: Round, *, env: bool) -> dict[str, Any]:

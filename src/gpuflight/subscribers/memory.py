@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import Field
 
 from gpuflight.rounds import Round
-from gpuflight.subscribers.base import Subscriber, SubscriberSettings
+from gpuflight.subscribers.base import Outside, Subscriber, SubscriberSettings
 
 
 class MemorySettings(SubscriberSettings):
@@ -28,6 +28,9 @@ class Memory(Subscriber):
         super().__init__(settings)
         self._lock = threading.Lock()
         self._rounds: deque[Round] = deque(maxlen=self.settings.rounds_count)
+
+    def outside(self) -> Outside:
+        return Outside()
 
     def deliver(self, completed: Round) -> None:
         with self._lock:

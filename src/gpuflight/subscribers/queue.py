@@ -1,27 +1,43 @@
 """The bounded queue of one subscriber: what waits, what is due, and the count of everything. No threads, no clock.
 
 At every moment ``received = sent + dropped + queued``; the item that is being delivered counts as queued until it is
-settled. Times are seconds of one monotonic clock.
+settled. Times are seconds of one monotonic clock. Three policies:
+
+* ``latest``: one item in delivery, one waiting; a newer one takes the place of the one that waits.
+* ``block``: first in, first out; when full, there is no room and who offers has to wait or to let it be dropped.
+* ``spool``: first in, first out; items are first *received*, then *stored* (by somebody else, on disk); beyond the
+  bounds the oldest go. What waits at the end stays, for it is stored.
 """
 
 from __future__ import annotations
 
 import math
-from typing import Generic, TypeVar
+from collections import deque
+from typing import Generic, Literal, TypeVar
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-Item = TypeVar("Item")
+from gpuflight.subscribers.retry import Backoff
 
-BACKOFF_FIRST_S = 1.0
-BACKOFF_FACTOR = 2.0
-BACKOFF_MAX_S = 60.0
+Item = TypeVar("Item")
+Policy = Literal["latest", "spool", "block"]
+
+POISON_TRIES = 5
+"""After so many failures that the receiver blames on one item, the item behind it is tried: if that one passes, the
+first is poison and is set aside; if it does not, the receiver is ill, and both wait."""
+
+INTERVAL_SLACK = 0.05
+"""Rounds come with some jitter; one that is early by less than this share of the interval is not skipped."""
 
 
 class DeliveryStatistics(Struct, kw_only=True):
     """What became of everything a subscriber was offered. ``dropped_by`` says why: *replaced* by a newer round while it
-    waited, *failed*, or *closed* before its turn."""
+    waited, *failed*, *attempts* used up, *poison*, *full* (nobody waited any longer), *overflow* of the spool, *spool*
+    could not store it, *interval* not yet over, *closed* before its turn.
+
+    ``recovered`` of ``received`` were found in the spool at the start. ``lag_s`` is the age of the oldest item queued.
+    """
 
     received: int = 0
     sent: int = 0
@@ -30,6 +46,9 @@ class DeliveryStatistics(Struct, kw_only=True):
     retries: int = 0
     errors: int = 0
     last_error: str = ""
+    recovered: int = 0
+    queued_bytes: int = 0
+    lag_s: float = 0.0
 
     @property
     def dropped(self) -> int:
@@ -37,107 +56,262 @@ class DeliveryStatistics(Struct, kw_only=True):
         return sum(self.dropped_by.values())
 
 
-class LatestQueue(Generic[Item]):
-    """Policy ``latest``: one item in delivery, one waiting; a newer one takes the place of the one that waits.
+class _Entry(Generic[Item]):
+    __slots__ = ("attempts", "blamed", "item", "offered_s", "size_bytes")
 
-    ``interval_s`` is the least time between the starts of two deliveries.
-    """
+    def __init__(self, item: Item, size_bytes: int, offered_s: float) -> None:
+        self.item = item
+        self.size_bytes = size_bytes
+        self.offered_s = offered_s
+        self.attempts = 0
+        self.blamed = 0
 
-    def __init__(self, interval_s: float = 0.0) -> None:
+
+class DeliveryQueue(Generic[Item]):
+    """See the module. ``interval_s`` is the least time between two deliveries: ``latest`` holds items back for it, the
+    others skip items that come too early. ``max_attempts`` 0 is no limit."""
+
+    def __init__(
+        self,
+        interval_s: float = 0.0,
+        *,
+        policy: Policy = "latest",
+        max_items: int = 1000,
+        max_bytes: int = 1 << 28,
+        max_attempts: int = 0,
+        backoff: Backoff | None = None,
+    ) -> None:
         self.interval_s = interval_s
+        self.policy = policy
+        self.max_items = max_items
+        self.max_bytes = max_bytes
+        self.max_attempts = max_attempts
         self.closed = False
-        self._waiting: Item | None = None
-        self._in_delivery: Item | None = None
+        self.paused = False
+        self.released: list[tuple[Item, str]] = []
+        """Policy ``spool``: what was settled and is still stored, with ``sent`` or why it was dropped."""
+        self._backoff = backoff or Backoff()
+        self._waiting: deque[_Entry[Item]] = deque()
+        self._in_delivery: _Entry[Item] | None = None
+        self._suspect: _Entry[Item] | None = None
+        self._probing = False
+        self._unstored: deque[float] = deque()  # when each item that is not stored yet was received
+        self._bytes = 0
         self._not_before_s = -math.inf
+        self._accepted_s = -math.inf
         self._retry_at_s = -math.inf
-        self._backoff_s = BACKOFF_FIRST_S
         self._statistics = DeliveryStatistics()
 
-    def offer(self, item: Item) -> None:
-        """Take one more item."""
+    # --- in ---
+
+    def has_room(self, size_bytes: int = 0) -> bool:
+        """Whether ``offer`` would take one more; an item larger than the whole queue may have it alone."""
+        if self.policy != "block" or self.closed:
+            return True
+        count = self._count()
+        return not count or (count < self.max_items and self._bytes + size_bytes <= self.max_bytes)
+
+    def too_early(self, now_s: float) -> bool:
+        """Whether an item that comes now is skipped because of the interval."""
+        return self.policy != "latest" and now_s < self._accepted_s + self.interval_s * (1 - INTERVAL_SLACK)
+
+    def offer(self, item: Item, size_bytes: int = 0, now_s: float = 0.0) -> None:
+        """Take one more item (policies ``latest`` and ``block``)."""
         self._statistics.received += 1
         if self.closed:
             self._drop("closed")
+        elif self.too_early(now_s):
+            self._drop("interval")
+        elif not self.has_room(size_bytes):
+            self._drop("full")
+        else:
+            if self.policy == "latest":
+                while self._waiting:
+                    self._give_up(self._waiting.popleft(), "replaced")
+            self._accepted_s = now_s
+            self._append(_Entry(item, size_bytes, now_s))
+
+    def receive(self, now_s: float) -> bool:
+        """Count one more item that is to be stored (policy ``spool``); False if it was dropped instead."""
+        self._statistics.received += 1
+        if self.closed:
+            self._drop("closed")
+        elif self.too_early(now_s):
+            self._drop("interval")
+        else:
+            self._accepted_s = now_s
+            self._unstored.append(now_s)
+            return True
+        return False
+
+    def stored(self, item: Item, size_bytes: int) -> None:
+        """The oldest item received is stored now, under the name ``item``. Beyond the bounds the oldest are dropped."""
+        if not self._unstored:  # given up meanwhile
+            self.released.append((item, "closed"))
             return
-        if self._waiting is not None:
-            self._drop("replaced")
-        self._waiting = item
+        self._append(_Entry(item, size_bytes, self._unstored.popleft()))
+        while self._waiting and (self._bytes > self.max_bytes or self._count() > self.max_items):
+            self._give_up(self._waiting.popleft(), "overflow")
+
+    def lost(self, reason: str) -> None:
+        """The oldest item received could not be stored."""
+        if self._unstored:
+            self._unstored.popleft()
+            self._drop(reason)
+
+    def recover(self, item: Item, size_bytes: int, offered_s: float) -> None:
+        """An item that an earlier process stored and did not deliver."""
+        self._statistics.received += 1
+        self._statistics.recovered += 1
+        self._append(_Entry(item, size_bytes, offered_s))
+
+    # --- out ---
 
     def due_in_s(self, now_s: float, *, hurry: bool = False) -> float:
-        """Seconds until ``take`` gives something; infinite while nothing waits or something is in delivery.
+        """Seconds until ``take`` gives something; infinite while nothing waits, something is in delivery, or paused.
 
         ``hurry`` does not wait for the interval, only for the pause before a retry.
         """
-        if self._waiting is None or self._in_delivery is not None:
+        if not self._waiting or self._in_delivery is not None or self.paused:
             return math.inf
-        return max(0.0, (self._retry_at_s if hurry else max(self._not_before_s, self._retry_at_s)) - now_s)
+        held_s = self._not_before_s if self.policy == "latest" and not hurry else -math.inf
+        return max(0.0, max(held_s, self._retry_at_s) - now_s)
 
     def take(self, now_s: float, *, hurry: bool = False) -> Item | None:
         """The next item to deliver, if one is due; it must be settled."""
         if self.due_in_s(now_s, hurry=hurry) > 0:
             return None
-        item, self._waiting = self._waiting, None
-        self._in_delivery = item
+        self._probing = len(self._waiting) > 1 and self._suspect is self._waiting[0]
+        self._suspect = self._suspect if self._probing else None
+        if self._probing:
+            entry = self._waiting[1]
+            del self._waiting[1]
+        else:
+            entry = self._waiting.popleft()
+        self._in_delivery = entry
         self._not_before_s = now_s + self.interval_s
-        return item
+        return entry.item
 
     def delivered(self) -> None:
         """The item taken has arrived."""
-        self._in_delivery = None
+        entry, self._in_delivery = self._in_delivery, None
+        if entry is None:  # given up meanwhile
+            return
         self._statistics.sent += 1
-        self._backoff_s = BACKOFF_FIRST_S
+        self._release(entry, "sent")
+        if self._probing and self._waiting and self._waiting[0] is self._suspect:
+            self._give_up(self._waiting.popleft(), "poison")
+        self._suspect, self._probing = None, False
+        self._backoff.reset()
         self._retry_at_s = -math.inf
 
-    def failed(self, error: str, now_s: float, *, retryable: bool) -> None:
+    def failed(
+        self,
+        error: str,
+        now_s: float,
+        *,
+        retryable: bool,
+        retry_after_s: float | None = None,
+        blames_item: bool = False,
+    ) -> None:
         """The item taken did not arrive. If it may later, it waits again, unless a newer one does already."""
-        item, self._in_delivery = self._in_delivery, None
+        entry, self._in_delivery = self._in_delivery, None
         self.note_error(error)
-        if not retryable:
-            self._drop("failed")
+        if entry is None:
             return
-        self._retry_at_s = now_s + self._backoff_s
-        self._backoff_s = min(self._backoff_s * BACKOFF_FACTOR, BACKOFF_MAX_S)
-        if self._waiting is not None:
-            self._drop("replaced")
-        elif self.closed:
-            self._drop("closed")
+        probing, self._probing = self._probing, False
+        suspect, self._suspect = self._suspect, None
+        if suspect is not None:
+            suspect.blamed = 0
+        if not retryable:
+            self._give_up(entry, "failed")
+            return
+        entry.attempts += 1
+        self._retry_at_s = now_s + self._backoff.pause_s(retry_after_s)
+        if self.policy == "latest" and self._waiting:
+            self._give_up(entry, "replaced")
+        elif self.closed and self.policy != "spool":
+            self._give_up(entry, "closed")
+        elif self.max_attempts and entry.attempts >= self.max_attempts:
+            self._give_up(entry, "attempts")
         else:
-            self._waiting = item
             self._statistics.retries += 1
+            if probing and self._waiting and self._waiting[0] is suspect:
+                self._waiting.insert(1, entry)
+                return
+            self._waiting.appendleft(entry)
+            entry.blamed += blames_item
+            if entry.blamed >= POISON_TRIES and len(self._waiting) > 1 and self.policy != "latest":
+                # At once, so that an illness of the receiver has no time to pass between the two.
+                self._suspect, self._retry_at_s = entry, now_s
 
     def note_error(self, error: str) -> None:
         """Count an error, of a delivery or of anything around it."""
         self._statistics.errors += 1
         self._statistics.last_error = error
 
+    # --- the end, and what is known ---
+
+    def close(self) -> None:
+        """Take no more, and give up what waits (what is stored stays); an item in delivery may still be settled."""
+        self.closed = True
+        while self._unstored:
+            self.lost("closed")
+        while self._waiting and self.policy != "spool":
+            self._give_up(self._waiting.popleft(), "closed")
+
+    def abandon(self) -> None:
+        """Give up the item in delivery as well: whoever had it does not answer. A stored one waits again, on disk."""
+        self.close()
+        entry, self._in_delivery = self._in_delivery, None
+        if entry is not None:
+            if self.policy == "spool":
+                self._waiting.appendleft(entry)
+            else:
+                self._give_up(entry, "closed")
+
     @property
     def last_error(self) -> str:
         """Text of the last error; empty before the first."""
         return self._statistics.last_error
 
-    def close(self) -> None:
-        """Take no more, and give up what waits; an item in delivery may still be settled."""
-        self.closed = True
-        if self._waiting is not None:
-            self._waiting = None
-            self._drop("closed")
-
-    def abandon(self) -> None:
-        """Give up the item in delivery as well: whoever had it does not answer."""
-        self.close()
-        if self._in_delivery is not None:
-            self._in_delivery = None
-            self._drop("closed")
-
     @property
     def idle(self) -> bool:
-        """Nothing waits and nothing is in delivery."""
-        return self._waiting is None and self._in_delivery is None
+        """Nothing waits, nothing is in delivery, nothing is to be stored."""
+        return not self._waiting and self._in_delivery is None and not self._unstored
 
-    def statistics(self) -> DeliveryStatistics:
-        """A copy of the counts as they stand."""
-        queued = (self._waiting is not None) + (self._in_delivery is not None)
-        return replace(self._statistics, queued=queued, dropped_by=dict(self._statistics.dropped_by))
+    @property
+    def in_delivery(self) -> bool:
+        """Whether an item was taken and is not settled."""
+        return self._in_delivery is not None
+
+    def statistics(self, now_s: float | None = None) -> DeliveryStatistics:
+        """A copy of the counts as they stand; with the lag if the time is given."""
+        oldest = [entry.offered_s for entry in (self._in_delivery, *list(self._waiting)[:1]) if entry is not None]
+        oldest += list(self._unstored)[:1]
+        return replace(
+            self._statistics,
+            queued=self._count() + len(self._unstored),
+            queued_bytes=self._bytes,
+            dropped_by=dict(self._statistics.dropped_by),
+            lag_s=max(0.0, now_s - min(oldest)) if oldest and now_s is not None else 0.0,
+        )
+
+    def _count(self) -> int:
+        return len(self._waiting) + (self._in_delivery is not None)
+
+    def _append(self, entry: _Entry[Item]) -> None:
+        self._waiting.append(entry)
+        self._bytes += entry.size_bytes
+
+    def _give_up(self, entry: _Entry[Item], reason: str) -> None:
+        self._drop(reason)
+        self._release(entry, reason)
+
+    def _release(self, entry: _Entry[Item], why: str) -> None:
+        self._bytes -= entry.size_bytes
+        if self.policy == "spool":
+            self.released.append((entry.item, why))
 
     def _drop(self, reason: str) -> None:
         dropped = self._statistics.dropped_by

@@ -1,0 +1,138 @@
+"""HTTP requests that cannot be led astray: one deadline over the whole call, addresses checked as they are connected
+to, no redirects, no proxies, no cookies. On httpcore, which httpx is made of and comes with the extra ``server``.
+"""
+
+from __future__ import annotations
+
+import ssl
+import time
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any, cast
+
+from gpuflight.subscribers.netguard import Rules, Target, resolve
+
+if TYPE_CHECKING:
+    import httpcore
+
+_WRITE_BYTES = 65_536
+RESPONSE_MAX_BYTES = 65_536
+"""What is read of an answer."""
+
+
+class Answer:
+    """Status, headers (lower case) and the beginning of the body of an answer."""
+
+    def __init__(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.status = status
+        self.headers = headers
+        self.body = body
+
+
+class Client:
+    """One receiver. Used by one thread at a time. Raises ImportError without httpcore."""
+
+    def __init__(self, target: Target, rules: Rules, ssl_context: ssl.SSLContext | None = None) -> None:
+        import httpcore
+
+        self._target = target
+        self._deadline = _Deadline()
+        self._pool = httpcore.ConnectionPool(
+            ssl_context=ssl_context,
+            max_connections=1,
+            keepalive_expiry=60.0,
+            network_backend=cast("httpcore.NetworkBackend", _Backend(target, rules, self._deadline)),
+        )
+
+    def post(self, headers: list[tuple[bytes, bytes]], body: bytes, timeout_s: float) -> Answer:
+        """POST within a deadline. Raises httpcore errors, OSError (TimeoutError at the deadline), Refused."""
+        import httpcore
+
+        self._deadline.at_s = time.monotonic() + timeout_s
+        target = self._target
+        url = httpcore.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
+        timeouts = dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)
+        with self._pool.stream(
+            "POST", url, headers=headers, content=body, extensions={"timeout": timeouts}
+        ) as response:
+            found = bytearray()
+            for chunk in response.iter_stream():
+                found += chunk
+                if len(found) > RESPONSE_MAX_BYTES:
+                    break  # leaving the block closes the connection
+            known = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in response.headers}
+            return Answer(response.status, known, bytes(found[:RESPONSE_MAX_BYTES]))
+
+    def close(self) -> None:
+        """Close the connection."""
+        self._pool.close()
+
+
+class _Deadline:
+    at_s = 0.0
+
+    def left_s(self) -> float:
+        left_s = self.at_s - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the deadline has passed")
+        return left_s
+
+
+class _Stream:
+    """Each operation gets what is left of the deadline, so that no drip of bytes can stretch it."""
+
+    def __init__(self, stream: httpcore.NetworkStream, deadline: _Deadline) -> None:
+        self._stream = stream
+        self._deadline = deadline
+
+    def read(self, max_bytes: int, timeout: float | None = None) -> bytes:
+        return self._stream.read(max_bytes, self._deadline.left_s())
+
+    def write(self, buffer: bytes, timeout: float | None = None) -> None:
+        for start in range(0, len(buffer), _WRITE_BYTES):
+            part = buffer[start : start + _WRITE_BYTES]
+            self._stream.write(part, self._deadline.left_s())
+
+    def close(self) -> None:
+        self._stream.close()
+
+    def start_tls(
+        self, ssl_context: ssl.SSLContext, server_hostname: str | None = None, timeout: float | None = None
+    ) -> _Stream:
+        left_s = self._deadline.left_s()
+        return _Stream(self._stream.start_tls(ssl_context, server_hostname, left_s), self._deadline)
+
+    def get_extra_info(self, info: str) -> Any:
+        return self._stream.get_extra_info(info)
+
+
+class _Backend:
+    def __init__(self, target: Target, rules: Rules, deadline: _Deadline) -> None:
+        self._target = target
+        self._rules = rules
+        self._deadline = deadline
+        import httpcore
+
+        self._plain = httpcore.SyncBackend()
+
+    def connect_tcp(
+        self,
+        host: str,
+        port: int,
+        timeout: float | None = None,
+        local_address: str | None = None,
+        socket_options: Iterable[Any] | None = None,
+    ) -> _Stream:
+        import httpcore
+
+        addresses = resolve(self._target, self._rules)
+        for address in addresses[:-1]:
+            left_s = self._deadline.left_s() / 2
+            try:
+                return self._connect(address, port, left_s)
+            except (httpcore.ConnectError, httpcore.ConnectTimeout):
+                continue
+        return self._connect(addresses[-1], port, self._deadline.left_s())
+
+    def _connect(self, address: str, port: int, timeout_s: float) -> _Stream:
+        # The address that was checked, not the name: it could resolve to another one now.
+        return _Stream(self._plain.connect_tcp(address, port, timeout_s), self._deadline)

@@ -1,0 +1,152 @@
+"""The second thread of a subscriber with the policy ``spool``: packs each round and stores it, while the worker sends.
+
+So a receiver that hangs does not keep rounds in memory, and what was stored survives whatever happens to the process.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from typing import Any
+
+from gpuflight.errors import DeliveryError
+from gpuflight.rounds import Round
+from gpuflight.subscribers.base import PackedSubscriber
+from gpuflight.subscribers.queue import DeliveryQueue
+from gpuflight.subscribers.retry import Backoff
+from gpuflight.subscribers.spool import Spool, spool_path
+
+log = logging.getLogger(__name__)
+
+UNSTORED_MAX = 16
+"""Rounds that may wait in memory for a slow disk; beyond, the oldest is dropped."""
+
+
+class Intake:
+    """Owned by a worker, whose lock it shares: methods are called with ``changed`` held, unless they say
+    otherwise."""
+
+    def __init__(self, subscriber: PackedSubscriber, queue: DeliveryQueue[Any], changed: threading.Condition) -> None:
+        self.subscriber = subscriber
+        self.spool = Spool(spool_path(subscriber.settings.spool_folder, subscriber.label))
+        self.ready = False
+        """Whether the spool is open and what it held is in the queue."""
+        self.closing = False
+        self._queue = queue
+        self._changed = changed
+        self._rounds: deque[Round] = deque()
+        self._after: int | None = None
+        self._stop = False
+        self._thread = threading.Thread(target=self._run, name=f"gpuflight-{subscriber.label}-spool", daemon=True)
+        self._thread.start()
+
+    def receive(self, completed: Round, now_s: float) -> None:
+        """Take one more round to be stored."""
+        if not self._queue.receive(now_s):
+            return
+        if len(self._rounds) >= UNSTORED_MAX:
+            self._queue.lost("spool")
+            self._rounds.popleft()
+        self._rounds.append(completed)
+
+    def end(self, deadline_s: float) -> None:
+        """Store what waits until ``deadline_s`` of ``time.monotonic``, then close the spool. Without the lock."""
+        with self._changed:
+            self.closing = True
+            self._stop = deadline_s <= time.monotonic()
+            self._changed.notify_all()
+        self._thread.join(max(0.0, deadline_s - time.monotonic()))
+        if not self._thread.is_alive() or self._stop:
+            self.forget_released()
+            self.spool.close()
+
+    def discard(self) -> None:
+        """Delete the spool with all that it holds; after ``end``."""
+        self.spool.delete()
+
+    def forget_released(self) -> None:
+        """Remove from the spool what the queue has settled. Without the lock."""
+        while True:
+            with self._changed:
+                if not self._queue.released:
+                    return
+                item, why = self._queue.released.pop(0)
+            poison = why if why in ("failed", "poison", "attempts") else ""
+            if why in ("failed", "poison", "attempts", "overflow", "closed"):
+                self._after = None  # a difference to a round that never arrives says nothing
+            try:
+                self.spool.remove(item, poison=poison)
+            except DeliveryError as error:  # it stays stored and is sent again by a later process: at least once
+                self._note(error)
+
+    def _run(self) -> None:
+        if not self._open():
+            with self._changed:
+                while self._rounds:
+                    self._rounds.popleft()
+                    self._queue.lost("spool")
+                self.ready = True  # there is nothing to wait for any more
+                self._changed.notify_all()
+            return
+        while True:
+            with self._changed:
+                while not self._rounds and not self.closing and not self._stop:
+                    self._changed.wait()
+                if self._stop or not self._rounds:
+                    return
+                completed = self._rounds.popleft()
+            self._store(completed)
+
+    def _open(self) -> bool:
+        backoff = Backoff()
+        while True:
+            try:
+                self.spool.open()
+                found = self.spool.inventory()
+            except DeliveryError as error:
+                self._note(error)
+            except BaseException as error:  # noqa: BLE001 - whatever it is, this thread is the only one to say so
+                self._note(DeliveryError(f"{type(error).__name__}: {error}", retryable=True))
+            else:
+                break
+            with self._changed:
+                if not self.closing:
+                    self._changed.wait(backoff.pause_s())
+                if self.closing or self._stop:
+                    return False
+        now_s, now_ns = time.monotonic(), time.time_ns()
+        with self._changed:
+            if self.spool.damaged_path is not None:
+                self._queue.note_error(f"spool was damaged; moved to {self.spool.damaged_path}")
+            for line in found:
+                self._queue.recover(line.id, line.size_bytes, now_s - max(0, now_ns - line.time_ns) / 1e9)
+            self.ready = True
+            self._changed.notify_all()
+        return True
+
+    def _store(self, completed: Round) -> None:
+        try:
+            packed = self.subscriber.pack(completed, self._after)
+            item = self.spool.append(packed)
+        except BaseException as error:  # noqa: BLE001 - a round that cannot be packed costs that round
+            self._after = None
+            problem = str(error) if isinstance(error, DeliveryError) else f"{type(error).__name__}: {error}"
+            with self._changed:
+                self._queue.lost("spool")
+                self._changed.notify_all()
+            self._note(DeliveryError(problem, retryable=True))
+            return
+        self._after = completed.number
+        with self._changed:
+            self._queue.stored(item, len(packed.data))
+            self._changed.notify_all()
+        self.forget_released()
+
+    def _note(self, error: DeliveryError) -> None:
+        text = str(error)
+        with self._changed:
+            level = logging.DEBUG if text == self._queue.last_error else logging.WARNING
+            self._queue.note_error(text)
+        log.log(level, "subscriber %s: %s", self.subscriber.label, text)

@@ -1,0 +1,203 @@
+"""Rounds that wait on disk: one SQLite file per subscriber, in order, until they were delivered.
+
+Write-ahead log and a full sync per append: what ``append`` returned from survives ``kill -9`` and a power cut. The file
+is locked while it is open, so that two processes never deliver from one spool. A file that is damaged is moved aside
+and a new one begun; starting never fails over what an earlier process left.
+"""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+from urllib.parse import quote
+
+from msgspec import Struct
+
+from gpuflight.errors import DeliveryError
+from gpuflight.subscribers.base import Parcel
+
+POISON_KEPT_COUNT = 16
+"""Rounds that could not be delivered are kept for inspection, the last so many of them."""
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS parcel (
+    id INTEGER PRIMARY KEY AUTOINCREMENT, number INTEGER NOT NULL, time_ns INTEGER NOT NULL, base INTEGER,
+    key TEXT NOT NULL, data BLOB NOT NULL);
+CREATE TABLE IF NOT EXISTS poison (
+    id INTEGER PRIMARY KEY, reason TEXT NOT NULL, number INTEGER NOT NULL, time_ns INTEGER NOT NULL, base INTEGER,
+    key TEXT NOT NULL, data BLOB NOT NULL);
+"""
+
+
+class Spooled(Struct, frozen=True):
+    """One line of the inventory of a spool."""
+
+    id: int
+    size_bytes: int
+    time_ns: int
+
+
+class Spool:
+    """The spool of one subscriber. Thread-safe. Every method raises DeliveryError."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+        self.damaged_path: str | None = None
+        """Where a damaged file was moved to, None if it was sound."""
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+
+    def open(self) -> None:
+        """Open or make the file. May be called again after an error."""
+        try:
+            os.makedirs(os.path.dirname(self.path), mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise DeliveryError(f"spool {self.path}: {error.strerror}", retryable=True) from error
+        try:
+            self._connection = self._connect()
+        except sqlite3.DatabaseError as error:
+            if isinstance(error, sqlite3.OperationalError):  # locked, no right, full; the file itself may be sound
+                raise self._problem(error) from error
+            self._move_aside()
+            try:
+                self._connection = self._connect()
+            except sqlite3.Error as again:
+                raise self._problem(again) from again
+
+    def append(self, parcel: Parcel) -> int:
+        """Store a parcel; returns its id, which is larger than every one before."""
+        sql = "INSERT INTO parcel (number, time_ns, base, key, data) VALUES (?, ?, ?, ?, ?)"
+        values = (parcel.number, parcel.time_ns, parcel.base, parcel.key, parcel.data)
+        with self._lock:
+            try:
+                return int(self._open().execute(sql, values).lastrowid or 0)
+            except sqlite3.Error as error:
+                raise self._problem(error) from error
+
+    def read(self, parcel_id: int) -> Parcel:
+        """The parcel of an id."""
+        sql = "SELECT number, time_ns, key, data, base FROM parcel WHERE id = ?"
+        with self._lock:
+            try:
+                row = self._open().execute(sql, (parcel_id,)).fetchone()
+            except sqlite3.Error as error:
+                raise self._problem(error) from error
+        if row is None:
+            raise DeliveryError(f"spool {self.path}: round {parcel_id} is gone", retryable=False)
+        return Parcel(number=row[0], time_ns=row[1], key=row[2], data=bytes(row[3]), base=row[4])
+
+    def remove(self, parcel_id: int, *, poison: str = "") -> None:
+        """Forget a parcel; with a reason in ``poison`` it is kept aside, among the last ``POISON_KEPT_COUNT``."""
+        with self._lock:
+            try:
+                connection = self._open()
+                connection.execute("BEGIN IMMEDIATE")
+                try:
+                    if poison:
+                        connection.execute(
+                            "INSERT OR REPLACE INTO poison SELECT id, ?, number, time_ns, base, key, data FROM parcel"
+                            " WHERE id = ?",
+                            (poison, parcel_id),
+                        )
+                        connection.execute(
+                            "DELETE FROM poison WHERE id NOT IN (SELECT id FROM poison ORDER BY id DESC LIMIT ?)",
+                            (POISON_KEPT_COUNT,),
+                        )
+                    connection.execute("DELETE FROM parcel WHERE id = ?", (parcel_id,))
+                    connection.execute("COMMIT")
+                except BaseException:
+                    if connection.in_transaction:
+                        connection.execute("ROLLBACK")
+                    raise
+            except sqlite3.Error as error:
+                raise self._problem(error) from error
+
+    def inventory(self) -> list[Spooled]:
+        """All that waits, oldest first."""
+        return [Spooled(*row) for row in self._rows("SELECT id, length(data), time_ns FROM parcel ORDER BY id")]
+
+    def poison(self) -> list[tuple[int, str]]:
+        """Number of each round set aside, and why; oldest first."""
+        return [(row[0], row[1]) for row in self._rows("SELECT number, reason FROM poison ORDER BY id")]
+
+    def close(self) -> None:
+        """Give the file back. May be called twice."""
+        with self._lock:
+            connection, self._connection = self._connection, None
+            if connection is not None:
+                connection.close()
+
+    def delete(self) -> None:
+        """Close the file and delete it."""
+        self.close()
+        for suffix in ("", "-wal", "-shm"):
+            try:
+                os.unlink(self.path + suffix)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise DeliveryError(f"spool {self.path}: {error.strerror}", retryable=False) from error
+
+    def _rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
+        with self._lock:
+            try:
+                return iter(self._open().execute(sql).fetchall())
+            except sqlite3.Error as error:
+                raise self._problem(error) from error
+
+    def _open(self) -> sqlite3.Connection:
+        if self._connection is None:
+            raise sqlite3.ProgrammingError("it is closed")
+        return self._connection
+
+    def _connect(self) -> sqlite3.Connection:
+        connection = sqlite3.connect(self.path, timeout=1.0, isolation_level=None, check_same_thread=False)
+        try:
+            connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            connection.execute("PRAGMA journal_mode = WAL")
+            connection.execute("PRAGMA synchronous = FULL")
+            connection.execute("PRAGMA journal_size_limit = 4194304")
+            connection.executescript(_SCHEMA)
+            connection.execute("BEGIN IMMEDIATE")  # takes the lock that is then kept
+            connection.execute("COMMIT")
+            (sound,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+            if sound != "ok":
+                raise sqlite3.DatabaseError(sound)
+        except BaseException:
+            connection.close()
+            raise
+        os.chmod(self.path, 0o600)
+        return connection
+
+    def _move_aside(self) -> None:
+        self.damaged_path = f"{self.path}.damaged-{time.time_ns()}"
+        try:
+            os.replace(self.path, self.damaged_path)
+            for suffix in ("-wal", "-shm"):
+                if os.path.exists(self.path + suffix):
+                    os.replace(self.path + suffix, self.damaged_path + suffix)
+        except OSError as error:
+            raise DeliveryError(f"spool {self.path}: damaged, and {error.strerror}", retryable=True) from error
+
+    def _problem(self, error: sqlite3.Error) -> DeliveryError:
+        text = "another process has it" if "locked" in str(error) else str(error)
+        return DeliveryError(f"spool {self.path}: {text}", retryable=isinstance(error, sqlite3.OperationalError))
+
+
+def default_folder() -> str:
+    """Where spools lie unless the settings say so: systemd's ``$STATE_DIRECTORY``, else /var/lib for root, else the
+    user's ``$XDG_STATE_HOME``."""
+    state = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
+    if not state:
+        home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
+        state = "/var/lib/gpuflight" if os.geteuid() == 0 else os.path.join(home, "gpuflight")
+    return os.path.join(state, "spool")
+
+
+def spool_path(folder: str | None, label: str) -> str:
+    """The file of the subscriber ``label``; whatever its name is, it stays within the folder."""
+    return os.path.join(folder or default_folder(), f"{quote(label, safe='').replace('.', '%2E')[:200]}.sqlite")
