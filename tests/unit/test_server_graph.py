@@ -13,6 +13,7 @@ from tests.unit.server_fixture import BUSY, FOREIGN, HOST, LOST, ONE, TWO, Serve
 
 from gpuflight.graph import edges, nodes
 from gpuflight.graph.codec import decode_graph, time_text
+from gpuflight.server.auth import Role
 from gpuflight.server.bodies import BodyCache, Key, compress
 
 
@@ -335,3 +336,56 @@ def test_the_graph_as_a_picture(served: Served) -> None:
     assert "sandbox" in answer.headers["content-security-policy"]
     served.get("/api/v1/graph/export?format=html", 304, if_none_match=answer.headers["etag"])
     assert served.error("GET", "/api/v1/graph/export?format=nothing", 422)["detail"]["there_are"]
+
+
+# --- the short way of repeated requests -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("query", ["", "?kind=Process", "?format=msgpack", "?around=gpu:1"])
+@pytest.mark.parametrize("encoding", ["identity", "gzip", "zstd"])
+def test_a_repeated_request_gets_the_same_answer_the_short_way(served: Served, query: str, encoding: str) -> None:
+    path = f"/api/v1/graph{query}"
+    first = served.get(path, accept_encoding=encoding)
+    handled: list[Any] = []
+    real = served.client.app.router.middleware_stack  # type: ignore[attr-defined]
+
+    async def counted(scope: Any, receive: Any, send: Any) -> None:
+        handled.append(scope["path"])
+        await real(scope, receive, send)
+
+    served.client.app.router.middleware_stack = counted  # type: ignore[attr-defined]
+    again = served.get(path, accept_encoding=encoding)
+    assert again.content == first.content and again.headers == first.headers
+    unchanged = served.get(path, 304, accept_encoding=encoding, if_none_match=first.headers["etag"])
+    assert unchanged.content == b"" and unchanged.headers["etag"] == first.headers["etag"]
+    assert handled == []
+    served.round()
+    fresh = served.get(path, accept_encoding=encoding, if_none_match=first.headers["etag"])
+    assert fresh.headers["gpuflight-round"] == "3" and handled == ["/api/v1/graph"]
+
+
+def test_an_answer_to_one_form_or_round_is_none_to_another(served: Served) -> None:
+    served.get("/api/v1/graph", accept="application/json")
+    assert served.get("/api/v1/graph", accept="text/plain").headers["content-type"].startswith("text/plain")
+    served.get("/api/v1/graph?round=2")
+    served.round()
+    assert served.get("/api/v1/graph?round=2").json()["round"] == 2
+    assert served.get("/api/v1/graph").json()["round"] == 3
+
+
+def test_the_short_way_asks_for_the_role_and_the_host_as_well(served: Served) -> None:
+    served.get("/api/v1/graph")
+    assert served.client.get("/api/v1/graph", headers={"host": "evil.example"}).status_code >= 400
+    token, _ = served.state.tokens.create(Role.VIEWER)
+    assert served.error("GET", "/api/v1/graph", 401)["code"] == "unauthorized"
+    assert served.get("/api/v1/graph", authorization=f"Bearer {token}").json()["round"] == 2
+    answers = [served.client.get("/api/v1/graph", headers={"authorization": "Bearer x"}) for _ in range(30)]
+    assert {answer.status_code for answer in answers} == {401, 429}
+    assert all("error" in answer.json() for answer in answers)
+    assert answers[-1].headers["retry-after"]
+
+
+def test_an_answer_that_left_the_cache_is_built_again(served: Served) -> None:
+    first = served.get("/api/v1/graph")
+    served.state.bodies.clear()
+    assert served.get("/api/v1/graph").content == first.content

@@ -9,8 +9,9 @@ from fastapi import APIRouter, FastAPI
 
 from gpuflight import __version__
 from gpuflight.server import errors, routes
+from gpuflight.server.auth import Role
 from gpuflight.server.hosts import HostCheck, cors
-from gpuflight.server.middleware import RequestLimit
+from gpuflight.server.middleware import RepeatedAnswers, RequestLimit
 from gpuflight.server.state import ServerState
 
 API = "/api/v1"
@@ -32,6 +33,8 @@ def create_app(state: ServerState) -> FastAPI:
     errors.install(app)
     for router in routers():
         app.include_router(router)
+    # The last one added is the first one passed.
+    app.add_middleware(RepeatedAnswers, state=state, role=Role.VIEWER)
     app.add_middleware(RequestLimit, max_bytes=state.settings.server.max_request_bytes)
     cors(app, state.settings.server)
     app.add_middleware(HostCheck, settings=state.settings.server)

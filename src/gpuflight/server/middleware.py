@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gpuflight.server.errors import error_response
+from gpuflight.server import auth
+from gpuflight.server.errors import ApiError, error_response
+from gpuflight.server.repeats import matches, request_key
+from gpuflight.server.state import ServerState
 
 
 class RequestLimit:
@@ -53,3 +56,40 @@ class RequestLimit:
 
 class _TooLarge(Exception):
     pass
+
+
+class RepeatedAnswers:
+    """Answers what was asked before in this round (``repeats``), lets the rest through. Stands within HostCheck."""
+
+    def __init__(self, app: ASGIApp, state: ServerState, role: auth.Role) -> None:
+        self.app = app
+        self.state = state
+        self.role = role
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] != "GET":
+            await self.app(scope, receive, send)
+            return
+        key, if_none_match = request_key(scope)
+        repeat = self.state.repeats.find(key)
+        latest = self.state.controller.latest
+        if repeat is None or latest is None or latest.number != repeat.number:
+            await self.app(scope, receive, send)
+            return
+        body: bytes | None = b""
+        unchanged = if_none_match is not None and matches(if_none_match, repeat.etag)
+        if not unchanged:
+            body = self.state.bodies.find(repeat.body)
+            if body is None:
+                await self.app(scope, receive, send)
+                return
+        try:
+            auth.check(scope, self.state.tokens, self.role)
+        except ApiError as error:
+            refusal = error_response(error.status, error.code, error.message, error.detail, error.headers)
+            await refusal(scope, receive, send)
+            return
+        headers = repeat.unchanged_headers if unchanged else repeat.headers
+        # A copy: uvicorn and other middlewares may add to it.
+        await send({"type": "http.response.start", "status": 304 if unchanged else 200, "headers": list(headers)})
+        await send({"type": "http.response.body", "body": body})

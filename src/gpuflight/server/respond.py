@@ -11,6 +11,7 @@ from starlette.responses import Response
 
 from gpuflight.server.bodies import LEAST_COMPRESSED_BYTES, Encoding, Key
 from gpuflight.server.errors import ApiError
+from gpuflight.server.repeats import Repeat, matches, request_key
 from gpuflight.server.state import ServerState
 
 MEDIA_TYPES = {
@@ -20,6 +21,9 @@ MEDIA_TYPES = {
     "text": "text/plain; charset=utf-8",
 }
 """Format → what it is called in headers."""
+
+_UNCHANGED = ("etag", "cache-control", "vary", "gpuflight-round")
+"""Headers of a 304."""
 
 _ACCEPTED = {
     "application/json": "json",
@@ -45,8 +49,13 @@ async def answer(
     media_type: str,
     build: Callable[[], bytes],
     headers: Mapping[str, str] | None = None,
+    repeatable: bool = False,
 ) -> Response:
-    """The body of (round ``number``, ``representation``), from the cache or made by ``build`` in a thread; or 304."""
+    """The body of (round ``number``, ``representation``), from the cache or made by ``build`` in a thread; or 304.
+
+    ``repeatable`` says that the request asks for the latest round, whichever that is, and that a viewer may have the
+    answer: as long as the round is the latest one, the same request is answered the short way (``repeats``).
+    """
     # Weak, since one tag stands for all content encodings of a body.
     etag = f'W/"{state.instance_id}-{number}-{zlib.crc32(representation.encode()):08x}"'
     sent = {
@@ -58,7 +67,7 @@ async def answer(
     }
     known = request.headers.get("if-none-match")
     if known is not None and matches(known, etag):
-        return Response(status_code=304, headers=sent)
+        return Response(status_code=304, headers={name: sent[name] for name in _UNCHANGED})
     encoding = choose_encoding(request.headers.get("accept-encoding", ""))
     key = Key(number, representation, encoding)
     body = state.bodies.find(key)
@@ -70,13 +79,12 @@ async def answer(
             encoding = "identity"
     if encoding != "identity":
         sent["content-encoding"] = encoding
-    return Response(body, headers=sent, media_type=media_type)
-
-
-def matches(if_none_match: str, etag: str) -> bool:
-    """Whether an If-None-Match header names an ETag, by weak comparison (RFC 9110 §8.8.3.2)."""
-    wanted = etag.removeprefix("W/")
-    return any(tag.strip() == "*" or tag.strip().removeprefix("W/") == wanted for tag in if_none_match.split(","))
+    response = Response(body, headers=sent, media_type=media_type)
+    if repeatable:
+        short = Response(status_code=304, headers={name: value for name, value in sent.items() if name in _UNCHANGED})
+        repeat = Repeat(number, etag, key._replace(encoding=encoding), response.raw_headers, short.raw_headers)
+        state.repeats.learn(request_key(request.scope)[0], repeat)
+    return response
 
 
 def choose_format(wanted: str | None, accept: str) -> str:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuflight.server.bodies import BodyCache
 from gpuflight.server.kept import Kept
+from gpuflight.server.repeats import Repeats
 
 if TYPE_CHECKING:
     from gpuflight.core.controller import Controller
@@ -49,6 +50,7 @@ class ServerState:
         """Past rounds asked for last: each is put together from differences."""
         self.parts: Kept[tuple[int, str], Graph] = Kept(4)
         """Selected parts of graphs, by round and selection: a client reads one page by page."""
+        self.repeats = Repeats()
         self.instance_id = secrets.token_hex(6)
         self.started_s = time.monotonic()
         self.stopping = False

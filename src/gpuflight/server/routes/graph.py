@@ -61,6 +61,7 @@ async def graph(request: Request, state: State, query: Annotated[GraphQuery, Que
             representation=representation,
             media_type=MEDIA_TYPES[form],
             build=lambda: encode(done, _part(state, done, query, selection), form),
+            repeatable=query.round is None and query.at is None,
         )
     part = await run_in_threadpool(_part, state, done, query, selection)
     offset = page.offset if page is not None else 0
