@@ -51,6 +51,27 @@ class FakeTransport:
     def __init__(self, client: SseClient) -> None:
         self.client = client
         self.aborted = False
+        self.buffered = bytearray()
+
+    def write(self, data: bytes) -> None:
+        """Chunks of HTTP/1.1: taken from the socket or kept in the buffer."""
+        self.buffered += data
+        if self.client.reading.is_set():
+            self.flush()
+
+    def flush(self) -> None:
+        while self.buffered:
+            size, _, rest = bytes(self.buffered).partition(b"\r\n")
+            length = int(size, 16)
+            assert rest[length : length + 2] == b"\r\n"
+            self.client.took(rest[:length])
+            self.buffered = bytearray(rest[length + 2 :])
+
+    def is_closing(self) -> bool:
+        return self.client.disconnected.is_set()
+
+    def get_write_buffer_size(self) -> int:
+        return len(self.buffered)
 
     def abort(self) -> None:
         self.aborted = True
@@ -97,7 +118,12 @@ class SseClient:
             return  # as uvicorn does
         if message["type"] == "http.response.start":
             self.status = message["status"]
-        self.body += message.get("body", b"")
+        if self.transport is not None:
+            self.transport.flush()
+        self.took(message.get("body", b""))
+
+    def took(self, data: bytes) -> None:
+        self.body += data
         if len(self.body) > self.hold_after_bytes:
             self.hold_after_bytes = 1 << 60
             self.hold()
@@ -108,6 +134,8 @@ class SseClient:
 
     def resume(self) -> None:
         self.reading.set()
+        if self.transport is not None:
+            self.transport.flush()
 
     def gone(self) -> None:
         self.disconnected.set()

@@ -10,8 +10,8 @@ from starlette.requests import HTTPConnection
 from gpuflight.server.state import ServerState
 
 
-def state(connection: HTTPConnection) -> ServerState:
-    """What all requests share; for routes of HTTP and of WebSockets."""
+async def state(connection: HTTPConnection) -> ServerState:
+    """What all requests share; for routes of HTTP and of WebSockets. A coroutine: anything else takes a thread."""
     found: ServerState = connection.app.state.gpuflight
     return found
 

@@ -26,7 +26,7 @@ from gpuflight.rounds import Round
 
 log = logging.getLogger(__name__)
 
-SSE_HEARTBEAT = b": alive\n\n"
+SLICE_BYTES = 1024 * 1024
 
 TOO_SLOW = "too slow: nothing could be sent for a while"
 STOPPING = "the server is stopping"
@@ -40,25 +40,42 @@ class PastRounds(Protocol):
 
 
 class Event(Struct):
-    """One message to clients, ready to send: the state of round ``number`` as a whole, or what leads to it.
+    """One message to clients: the state of round ``number`` as a whole, or what leads to it from the event before.
 
-    ``sse`` is its frame; ``text`` the same as JSON text, made when the first WebSocket asks.
+    ``data`` is JSON. Each form of the message is made when the first client asks for it, and shared by all.
     """
 
     number: int
     name: Literal["graph", "diff"]
     id: str
-    sse: bytes
-    json_start: int
-    json_text: str | None = None
+    data: bytes
+    sse_pieces: tuple[bytes, ...] = ()
+    chunked_pieces: tuple[bytes, ...] = ()
+    json_text: str = ""
 
-    @property
+    def sse(self) -> tuple[bytes, ...]:
+        """As an event of SSE, in slices: what a connection holds for a slow client is a slice and not a graph."""
+        if not self.sse_pieces:
+            frame = b"id: %s\nevent: %s\ndata: %s\n\n" % (self.id.encode(), self.name.encode(), self.data)
+            self.sse_pieces = tuple(frame[start : start + SLICE_BYTES] for start in range(0, len(frame), SLICE_BYTES))
+        return self.sse_pieces
+
+    def chunked(self) -> tuple[bytes, ...]:
+        """``sse`` in the chunked encoding of HTTP/1.1."""
+        if not self.chunked_pieces:
+            self.chunked_pieces = tuple(map(chunk, self.sse()))
+        return self.chunked_pieces
+
     def text(self) -> str:
         """``{"id", "event", "data"}`` as JSON."""
-        if self.json_text is None:
-            data = str(memoryview(self.sse)[self.json_start : -2], "utf-8")
-            self.json_text = f'{{"id":"{self.id}","event":"{self.name}","data":{data}}}'
+        if not self.json_text:
+            self.json_text = f'{{"id":"{self.id}","event":"{self.name}","data":{self.data.decode()}}}'
         return self.json_text
+
+
+def chunk(piece: bytes) -> bytes:
+    """One chunk of the chunked encoding."""
+    return b"%x\r\n%s\r\n" % (len(piece), piece)
 
 
 class _Heartbeat:
@@ -418,6 +435,4 @@ class StreamHub:
 
     def _event(self, number: int, name: Literal["graph", "diff"], data: bytes) -> Event:
         self.events_count += 1
-        event_id = f"{number}-{self.instance}"
-        head = f"id: {event_id}\nevent: {name}\ndata: ".encode()
-        return Event(number, name, event_id, b"%s%s\n\n" % (head, data), len(head))
+        return Event(number, name, f"{number}-{self.instance}", data)

@@ -1,7 +1,9 @@
 """Protocols of uvicorn that hand the connection to the application, as ``scope["gpuflight.transport"]``.
 
 ASGI has no way to end a connection whose peer does not read: closing waits for the buffer to empty, for hours. With
-the transport, a stream can be aborted. ``uvicorn.Config(app, http=HttpProtocol, ws=WebSocketProtocol)``.
+the transport, a stream can be aborted, and bytes that many clients get can be written without a copy for each; after
+the start of an answer of HTTP/1.1 without length, they must be chunks.
+``uvicorn.Config(app, http=HttpProtocol, ws=WebSocketProtocol)``.
 """
 
 from __future__ import annotations

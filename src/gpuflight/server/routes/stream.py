@@ -16,7 +16,7 @@ from gpuflight.server import auth
 from gpuflight.server.auth import Role, require
 from gpuflight.server.deps import State
 from gpuflight.server.errors import ApiError, error_response
-from gpuflight.server.hub import SSE_HEARTBEAT, STOPPING, Event, StreamClient
+from gpuflight.server.hub import STOPPING, Event, StreamClient, chunk
 from gpuflight.server.samples import sample
 from gpuflight.server.state import ServerState
 from gpuflight.server.transport import SCOPE_KEY
@@ -26,7 +26,8 @@ router = APIRouter(prefix="/api/v1/stream", tags=["stream"])
 REVOKED = "the token is not valid any more"
 ENOUGH = "as many events as were asked for"
 _GONE = "client went away"
-_SLICE_BYTES = 256 * 1024
+_HEARTBEAT = (b": alive\n\n",)
+_HEARTBEAT_CHUNKS = tuple(map(chunk, _HEARTBEAT))
 _RETRY_MS = 2000
 
 _EXAMPLE = (
@@ -91,16 +92,27 @@ class EventStream(Response):
         async def body(data: bytes, more_body: bool = True) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": more_body})
 
+        transport: Any = scope.get(SCOPE_KEY)
+        # Past the server, which would copy every piece for every client to put it into a chunk.
+        direct = transport if scope["http_version"] == "1.1" else None
+
         async def event(client: StreamClient, found: Event | None) -> None:
             nonlocal whole
-            frame = found.sse if found is not None else SSE_HEARTBEAT
-            # In slices: what the connection holds for a slow client is a slice and not a graph.
-            for start in range(0, len(frame), _SLICE_BYTES):
+            if direct is not None:
+                pieces = found.chunked() if found is not None else _HEARTBEAT_CHUNKS
+            else:
+                pieces = found.sse() if found is not None else _HEARTBEAT
+            for count, piece in enumerate(pieces, 1):
                 client.sending()
-                await body(frame[start : start + _SLICE_BYTES] if len(frame) > _SLICE_BYTES else frame)
+                if direct is None:
+                    await body(piece)
+                else:
+                    direct.write(piece)
+                    if direct.is_closing() or direct.get_write_buffer_size():
+                        await body(b"")  # waits while the server's flow control says so
                 client.sent()
                 if client.reason:
-                    whole = start + _SLICE_BYTES >= len(frame)
+                    whole = count == len(pieces)
                     return
 
         async def end(reason: str) -> None:
@@ -129,7 +141,7 @@ async def stream_ws(
         if found is None:
             return  # the protocol has pings of its own
         client.sending()
-        await socket.send_text(found.text)
+        await socket.send_text(found.text())
         client.sent()
 
     async def end(reason: str) -> None:
