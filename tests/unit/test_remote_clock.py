@@ -58,7 +58,7 @@ def test_a_clock_that_was_set_is_believed_at_once() -> None:
     for index in range(5):
         exchange(clock, NOW_S + 5 * index, 100.0)
     exchange(clock, NOW_S + 30, -7.0)
-    assert abs(clock.offset_s + 7.0) <= clock.error_s <= 1.2
+    assert abs(clock.offset_s + 7.0) <= clock.error_s <= 1.3
 
 
 def test_a_drifting_clock_is_followed() -> None:
@@ -79,7 +79,7 @@ def test_a_round_from_the_future_is_not_the_hosts_clock() -> None:
     """A proxy stamps Date by its own clock, or the graph was made elsewhere: the header stands."""
     clock = ClockOffset()
     exchange(clock, NOW_S, 0.0, round_age_s=-3600.0)
-    assert clock.known and abs(clock.offset_s) <= clock.error_s <= 1.2
+    assert clock.known and abs(clock.offset_s) <= clock.error_s <= 1.3
 
 
 @pytest.mark.parametrize("text", ["", "x", "Mon, 99 Nov 2023 00:00:00 GMT", "0"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Annotated, Any
+from operator import is_not
+from typing import TYPE_CHECKING, Annotated
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -89,13 +90,15 @@ class Remote(Collector):
         self._parts: list[_Part | None] = [None] * len(self._peers)
         self._shown: list[_Part] = []
         self._batch = Batch()
-        self._join_key: Any = None
+        self._halves: list[list[Half]] = []
+        self._wanted: set[str] = set()
+        self._local: list[Half] | None = None
         self._joined = Joined()
+        self._between_peers: list[Edge] = []
         self._crossing: dict[str, list[Edge]] = {}
 
     def observe(self, world: World) -> None:
         self._batch = Batch()
-        self._crossing = {}
         self._shown = []
         if not self._peers:
             return
@@ -245,41 +248,46 @@ class Remote(Collector):
 
     def _join(self, world: World) -> None:
         """Join the halves of all hosts; what touches one of our endpoints waits until that is in the picture."""
-        halves = {part.view.ns: part.halves for part in self._shown if part.halves}
-        if not halves:
-            self._join_key, self._joined = None, Joined()
-            return
-        local = self._local_halves(world, halves)
-        key = ([id(found) for found in halves.values()], [(half.own, half.far) for half in local])
-        if key != self._join_key:
-            by_namespace: dict[str, list[Half]] = {}
-            named: dict[str, Entity] = {}
-            for part in self._shown:
-                named.update(part.view.stand_ins)
-            # A host that comes through a peer is a side of its own.
-            for found in halves.values():
-                for half in found:
-                    by_namespace.setdefault(_namespace_of(half), []).append(half)
-            self._joined = join_hosts(local, by_namespace, named)
-            self._join_key = key
+        halves = [part.halves for part in self._shown if part.halves]
+        known = self._halves
+        if len(known) != len(halves) or any(map(is_not, known, halves)):
+            self._halves = halves
+            self._wanted = {half.far_address for found in halves for half in found}
+            self._local = None
+        local = self._local_halves(world) if halves else []
+        if local != self._local:
+            self._local = local
+            self._join_all(local, halves)
         if self._joined.ambiguous_count:
             self.lose("connections that more than two hosts claim", self._joined.ambiguous_count)
         self._batch.nodes += self._joined.nodes
+        self._batch.edges += self._between_peers
+
+    def _join_all(self, local: list[Half], halves: list[list[Half]]) -> None:
+        by_namespace: dict[str, list[Half]] = {}
+        for found in halves:
+            for half in found:  # a host that comes through a peer is a side of its own
+                by_namespace.setdefault(_namespace_of(half), []).append(half)
+        named: dict[str, Entity] = {}
+        for part in self._shown:
+            named.update(part.view.stand_ins)
+        self._joined = join_hosts(local, by_namespace, named)
         ours = {half.own for half in local}
+        self._between_peers, self._crossing = [], {}
         for edge in self._joined.edges:
             end = edge.source if edge.source in ours else edge.target if edge.target in ours else None
             if end is None:
-                self._batch.edges.append(edge)
+                self._between_peers.append(edge)
             else:
                 self._crossing.setdefault(end, []).append(edge)
 
-    def _local_halves(self, world: World, halves: dict[str, list[Half]]) -> list[Half]:
+    def _local_halves(self, world: World) -> list[Half]:
         """Our sockets that are the far end of something a peer reports."""
-        wanted = {half.far_address for found in halves.values() for half in found}
         try:
             table = world.netlink.inet_sockets()
         except (OSError, SourceUnavailable):
             return []  # the sockets collector says why
+        wanted = self._wanted
         local: list[Half] = []
         for socket in table.sockets:
             if socket.local in wanted and socket.remote and not socket.loopback and joinable(socket.remote):

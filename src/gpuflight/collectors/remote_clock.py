@@ -6,7 +6,7 @@ import datetime as dt
 import math
 from email.utils import parsedate_to_datetime
 
-DATE_RENEWAL_S = 1.2
+DATE_RENEWAL_S = 1.5
 """By how much a Date header may be late beside its resolution of 1 s: servers such as uvicorn make it anew once a
 second."""
 

@@ -85,20 +85,22 @@ def join_hosts(
     The joining edge runs from the side that opened the connection; its metrics are those of the client's half where it
     has some, else of the server's. ``named`` gives the stand-ins' entities, of which a marked copy is reported.
     """
-    sides: dict[tuple[str, str, str], list[tuple[str, Half]]] = {}
+    first_of: dict[tuple[str, str, str], tuple[str, Half]] = {}
+    second_of: dict[tuple[str, str, str], tuple[str, Half]] = {}
+    disputed: set[tuple[str, str, str]] = set()
     for ns, halves in (("", local), *peers.items()):
         for half in halves:
             if joinable(half.own_address) and joinable(half.far_address):
-                sides.setdefault(half.key, []).append((ns, half))
-    joined = Joined()
-    for claims in sides.values():
-        if len(claims) < 2:
+                claim = (ns, half)
+                key = half.key
+                if first_of.setdefault(key, claim) is not claim and second_of.setdefault(key, claim) is not claim:
+                    disputed.add(key)
+    joined = Joined(ambiguous_count=len(disputed))
+    for key, (other_ns, second) in second_of.items():
+        ns, first = first_of[key]
+        if key in disputed or ns == other_ns or first.own_address != second.far_address:
             continue
-        if len(claims) > 2:
-            joined.ambiguous_count += 1
-            continue
-        (ns, first), (other_ns, second) = claims
-        if ns == other_ns or first.own_address != second.far_address or first.own_address == second.own_address:
+        if first.own_address == second.own_address:
             continue
         _join(joined, first, second, named or {})
     return joined

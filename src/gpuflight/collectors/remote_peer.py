@@ -14,7 +14,7 @@ from gpuflight.collectors.remote_join import Half, halves_of
 from gpuflight.errors import InputError, SourceUnavailable
 from gpuflight.graph import LOCAL, Edge, Entity, Graph, nodes
 from gpuflight.graph.load import LoadedGraph, parse_graph
-from gpuflight.graph.namespaces import depth, name_from, with_namespace, without_namespaces
+from gpuflight.graph.namespaces import depth, move_into, name_from, without_namespaces
 from gpuflight.sources.http import Answer, Http, Request
 
 PATHS = ("/api/v1/graph", "/graph")
@@ -178,11 +178,12 @@ class Peer:
             view.notes.append("it is this very host; it is not drawn twice")
             return
         graph = self._less_what_is_too_far(view, graph, own)
-        moved = with_namespace(graph, view.ns)
+        connections = list(graph.edges.values())
+        moved = move_into(graph.nodes.values(), connections, view.ns)
         view.hosts = {view.ns: identity}
         host: nodes.Host | None = None
         stand_ins: dict[str, Entity] = {}
-        for id_, entity in moved.nodes.items():
+        for id_, entity in moved.items():
             if type(entity) is nodes.Host:
                 if entity.ns == view.ns:
                     host = host or entity
@@ -192,7 +193,7 @@ class Peer:
                 stand_ins[id_] = entity
         if host is None:
             host = nodes.Host(hostname=str(loaded.env.get("hostname", "")) or view.ns, ns=view.ns)
-            moved.nodes[host.id] = host
+            moved[host.id] = host
         told = {
             "name": host.hostname,
             "machine_id": identity[0],
@@ -204,13 +205,13 @@ class Peer:
         if loaded.origin != "gpuflight":
             told["instance_kind"] = loaded.origin
         host = _with(host, {name: value for name, value in told.items() if value and name not in host.attributes})
-        moved.nodes[host.id] = host
+        moved[host.id] = host
         view.host = host  # apart from the others: it alone changes between two answers
         if stand_ins:
-            view.halves = halves_of(moved.nodes, moved.edges.values())
-        del moved.nodes[host.id]
-        view.entities = list(moved.nodes.values())
-        view.connections = list(moved.edges.values())
+            view.halves = halves_of(moved, connections)
+        del moved[host.id]
+        view.entities = list(moved.values())
+        view.connections = connections
         view.stand_ins = stand_ins
 
     def _less_what_is_too_far(self, view: View, graph: Graph, own: Identity) -> Graph:

@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import copy
 import re
+from collections.abc import Iterable
 from typing import Any
 
-from gpuflight.graph.element import LOCAL, Edge, EdgeKey, Entity
+from gpuflight.graph.element import LOCAL, Edge, Entity
 from gpuflight.graph.graph import Graph
 
 SEPARATOR = "/"
 NAME_PATTERN = r"[A-Za-z0-9_.:@\-]{1,128}"
 """Of the name of a peer, as one part of a namespace."""
+
+REFERENCES = frozenset(("joined_to", "listener", "source_processes", "target_processes"))
+"""Attributes whose value is the id of an entity, or a list of ids."""
 
 _NAME = re.compile(NAME_PATTERN)
 _OTHER = re.compile(r"[^A-Za-z0-9_.:@\-]+")
@@ -60,40 +64,50 @@ def namespaced_id(id_: str, ns: str, inner: str = LOCAL) -> str:
 def with_namespace(graph: Graph, ns: str) -> Graph:
     """A new graph in which every entity belongs to the namespace ``ns``, or is nested in it if it had one already.
 
-    Ids change in nodes, in edges, and in attributes that refer to an entity of the graph (``listener`` of a socket).
-    Linear. Raises ValueError if ``ns`` is no valid name.
+    Ids change in nodes, in edges, and in the attributes of ``REFERENCES``. Linear. Raises ValueError if ``ns`` is no
+    valid name.
     """
+    edges = [copy.copy(edge) for edge in graph.edges.values()]
+    nodes = move_into([copy.copy(entity) for entity in graph.nodes.values()], edges, ns)
+    return Graph.of(nodes, {edge.key: edge for edge in edges})
+
+
+def move_into(entities: Iterable[Entity], connections: Iterable[Edge], ns: str) -> dict[str, Entity]:
+    """As ``with_namespace``, but changes the very elements, which nobody else may have seen yet: for a graph that was
+    decoded a moment ago. Gives the entities by their new ids."""
     if not valid_name(ns):
         raise ValueError(f"not a name of a namespace: {ns!r}")
     ids: dict[str, str] = {}
-    spaces: dict[str, str] = {LOCAL: ns}
-    for id_, entity in graph.nodes.items():
-        inner = entity.ns
-        space = spaces.get(inner)
-        if space is None:
-            space = spaces[inner] = f"{ns}{SEPARATOR}{inner}"
-        kind, bracket, rest = id_.partition("(")
-        if inner or not bracket:
-            ids[id_] = namespaced_id(id_, ns, inner)
-        else:
-            ids[id_] = f"{kind}(ns={ns},{rest}"
     nodes: dict[str, Entity] = {}
-    for id_, entity in graph.nodes.items():
-        moved = copy.copy(entity)
-        moved.id = ids[id_]
-        moved.ns = spaces[entity.ns]
-        if moved.attributes:
-            moved.attributes = _referring(moved.attributes, ids)
-        nodes[moved.id] = moved
-    edges: dict[EdgeKey, Edge] = {}
-    for (source, target, kind), edge in graph.edges.items():
-        joined = copy.copy(edge)
-        joined.source = ids.get(source) or _loose(source, ns)
-        joined.target = ids.get(target) or _loose(target, ns)
-        if joined.attributes:
-            joined.attributes = _referring(joined.attributes, ids)
-        edges[joined.source, joined.target, kind] = joined
-    return Graph.of(nodes, edges)
+    prefixes: dict[type[Entity], tuple[str, int, str]] = {}
+    referring: list[Entity | Edge] = []
+    none_of = REFERENCES.isdisjoint
+    for entity in entities:
+        cls = type(entity)
+        known = prefixes.get(cls)
+        if known is None:
+            known = prefixes[cls] = (f"{entity.kind}(", len(entity.kind) + 1, f"{entity.kind}(ns={ns},")
+        old = entity.id
+        if not entity.ns and old.startswith(known[0]):
+            new = known[2] + old[known[1] :]
+            entity.ns = ns
+        else:
+            new = namespaced_id(old, ns, entity.ns)
+            entity.ns = nested(ns, entity.ns)
+        ids[old] = entity.id = new
+        nodes[new] = entity
+        if not none_of(entity.attributes):
+            referring.append(entity)
+    for edge in connections:
+        edge.source = ids.get(edge.source) or _loose(edge.source, ns)
+        edge.target = ids.get(edge.target) or _loose(edge.target, ns)
+        if not none_of(edge.attributes):
+            referring.append(edge)
+    for element in referring:
+        element.attributes = {
+            name: _moved(value, ids) if name in REFERENCES else value for name, value in element.attributes.items()
+        }
+    return nodes
 
 
 def without_namespaces(graph: Graph, gone: set[str]) -> Graph:
@@ -114,19 +128,9 @@ def _loose(id_: str, ns: str) -> str:
     return namespaced_id(id_, ns, inner)
 
 
-def _referring(attributes: dict[str, Any], ids: dict[str, str]) -> dict[str, Any]:
-    """The attributes with ids of the graph's entities as they are now; the same dictionary if there are none."""
-    changed: dict[str, Any] | None = None
-    for name, value in attributes.items():
-        kind = type(value)
-        new: Any = None
-        if kind is str:
-            if value[-1:] == ")":
-                new = ids.get(value)
-        elif kind is list and value and type(value[0]) is str and value[0][-1:] == ")":
-            new = [ids.get(item, item) if type(item) is str else item for item in value]
-        if new is not None:
-            if changed is None:
-                changed = dict(attributes)
-            changed[name] = new
-    return attributes if changed is None else changed
+def _moved(value: Any, ids: dict[str, str]) -> Any:
+    if isinstance(value, str):
+        return ids.get(value, value)
+    if isinstance(value, list | tuple):
+        return [ids.get(item, item) if isinstance(item, str) else item for item in value]
+    return value
