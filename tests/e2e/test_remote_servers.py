@@ -1,0 +1,87 @@
+"""Instances that pull instances: the installed server as child and as parent."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+from tests.e2e.test_remote_real import Parent
+from tests.e2e.test_server_real import running, wait_ready
+from tests.fakes.peer import FakePeer
+
+from gpuflight.graph import Graph, nodes
+
+PATIENCE_S = 60.0
+PULLING = {"collectors": {"remote": {"interval_s": 0.2, "backoff_max_s": 0.3}}}
+
+
+def until(reached: Callable[[], Any]) -> Any:
+    end_s = time.monotonic() + PATIENCE_S
+    while not (found := reached()):
+        assert time.monotonic() < end_s, "it never came"
+        time.sleep(0.02)
+    return found
+
+
+def entities(url: str) -> dict[str, dict[str, Any]]:
+    found = httpx.get(f"{url}/api/v1/graph").raise_for_status().json()["nodes"]
+    return {entity["id"]: entity for entity in found}
+
+
+def coverage(url: str) -> dict[str, Any]:
+    lines = httpx.get(f"{url}/api/v1/graph").raise_for_status().json()["coverage"]
+    return next(line for line in lines if line["collector"] == "remote")
+
+
+def test_a_server_is_pulled(tmp_path: Path) -> None:
+    """By a parent on another machine, as its identity says: a whole round, then 304 or the next one."""
+    with running(tmp_path) as child:
+        wait_ready(child.url)
+        with Parent(child.url) as parent:
+            shown = until(parent.round)
+            real = entities(child.url)
+            assert any(entity.kind == "Process" for entity in shown.values())
+            assert all(entity.ns == "n7" for entity in shown.values())
+            (host,) = [entity for entity in shown.values() if entity.kind == "Host"]
+            assert abs(host.metrics["clock_offset_s"]) <= host.metrics["clock_offset_error_s"] <= 1.5
+            assert len(shown) > len(real) / 2
+            child.process.kill()
+            child.process.wait()
+            until(lambda: any(entity.attributes.get("stale") for entity in parent.round().values()))
+
+
+def test_a_server_pulls_and_serves_what_it_pulled(tmp_path: Path) -> None:
+    with FakePeer() as peer:
+        peer.set_round(Graph([nodes.Host(hostname="node-7"), nodes.Process(pid=1, start=1)]))
+        peer.token = "hush"
+        config = {**PULLING, "remotes": [{"url": peer.url, "name": "n7", "token": "hush"}]}
+        with running(tmp_path, config=config) as server:
+            wait_ready(server.url)
+            until(lambda: "Process(ns=n7,pid=1,start=1)" in entities(server.url))
+            assert "hush" not in httpx.get(f"{server.url}/api/v1/config").text
+            peer.stop()
+            host = until(lambda: _stale(entities(server.url)))
+            assert host["metrics"]["stale_s"] >= 0
+            assert "its last graph stands" in coverage(server.url)["notes"][0]["reason"]
+
+
+def _stale(found: dict[str, dict[str, Any]]) -> dict[str, Any] | None:
+    host = found.get("Host(ns=n7,node-7)", {})
+    return host if host.get("attributes", {}).get("stale") else None
+
+
+def test_a_server_that_pulls_itself_says_so(tmp_path: Path) -> None:
+    """The smallest circle: two instances of one machine."""
+    child_folder, parent_folder = tmp_path / "child", tmp_path / "parent"
+    child_folder.mkdir()
+    parent_folder.mkdir()
+    with running(child_folder) as child:
+        wait_ready(child.url)
+        with running(parent_folder, config={**PULLING, "remotes": [{"url": child.url, "name": "me"}]}) as parent:
+            wait_ready(parent.url)
+            notes = until(lambda: [n for n in coverage(parent.url).get("notes", []) if "this very host" in n["reason"]])
+            assert notes[0]["reason"].startswith("me: ")
+            assert not [id_ for id_ in entities(parent.url) if "ns=me" in id_]
