@@ -16,11 +16,9 @@ from gpuflight.sources.recording import Tape
 BODY = b'{"schema": 1}' * 1000
 
 
-@pytest.mark.parametrize(
-    ("encoding", "data"),
-    [("", BODY), ("identity", BODY), ("gzip", gzip.compress(BODY)), ("ZSTD", zstandard.compress(BODY))],
-)
-def test_bodies_are_decompressed_up_to_the_limit(encoding: str, data: bytes) -> None:
+@pytest.mark.parametrize("encoding", ["", "identity", "gzip", "ZSTD"])
+def test_bodies_are_decompressed_up_to_the_limit(encoding: str) -> None:
+    data = {"gzip": gzip.compress, "ZSTD": zstandard.compress}.get(encoding, bytes)(BODY)
     assert decompress(data, encoding, 1 << 20) == BODY
     if encoding not in ("", "identity"):
         with pytest.raises(ValueError, match="larger than 1000 bytes"):
