@@ -577,3 +577,13 @@ def test_websocket_needs_a_token_and_our_own_page() -> None:
             "ws://127.0.0.1/api/v1/stream/ws", headers={"origin": "http://127.0.0.1"}
         ) as socket:
             assert socket.receive_json()["event"] == "graph"
+
+
+def test_metrics_count_the_clients() -> None:
+    from tests.unit.server_fixture import small
+
+    with small() as served:
+        served.get("/api/v1/stream?max_events=1")
+        text = served.get("/metrics").text
+    assert "gpuflight_stream_clients 0\n" in text and "gpuflight_stream_events_total 1\n" in text
+    assert 'gpuflight_stream_closed_total{reason="as many events as were asked for"} 1\n' in text

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 _PACKAGES = ("fastapi", "uvicorn", "httptools", "websockets")
 _BACKLOG = 2048
 _KEEP_ALIVE_S = 75
+_WEBSOCKET_BYTES = 64 * 1024
+"""Largest message of a client, none of which is read."""
 _ABORT_S = 1.0
 """Part of the deadline that is kept for ending what did not end by itself."""
 
@@ -88,6 +90,8 @@ class Uvicorn(ServerBackend):
             create_app(state),
             http=HttpProtocol,
             ws=WebSocketProtocol,
+            ws_per_message_deflate=False,  # a message is encoded once for all, not compressed for each
+            ws_max_size=_WEBSOCKET_BYTES,
             lifespan="off",
             log_config=None,
             access_log=False,

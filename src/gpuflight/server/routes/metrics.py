@@ -15,6 +15,7 @@ from gpuflight.graph.nodes import GPU
 from gpuflight.rounds import Round
 from gpuflight.server.auth import Role, require
 from gpuflight.server.deps import State
+from gpuflight.server.hub import StreamHub
 from gpuflight.server.router import PlainRouter
 from gpuflight.server.samples import sample
 from gpuflight.server.state import ServerState
@@ -76,6 +77,8 @@ def exposition(state: ServerState) -> str:
         _collectors(text, latest)
         _gpus(text, latest)
     _subscribers(text, state)
+    if state.hub is not None:
+        _stream(text, state.hub)
     return text.text()
 
 
@@ -125,6 +128,17 @@ def _subscribers(text: _Text, state: ServerState) -> None:
         for reason, count in sorted(counts.dropped_by.items()):
             labelled = {**labels, "reason": reason}
             text.add("subscriber_dropped_total", "counter", "Rounds given up.", count, labelled)
+
+
+def _stream(text: _Text, hub: StreamHub) -> None:
+    text.add("stream_clients", "gauge", "Clients of the live stream.", hub.clients_count)
+    text.add("stream_events_total", "counter", "Events encoded, each once for all clients.", hub.events_count)
+    text.add(
+        "stream_coalesced_total", "counter", "Times that a client got a graph for what it missed.", hub.coalesced_count
+    )
+    text.add("stream_aborted_total", "counter", "Clients cut off because they did not read.", hub.aborted_count)
+    for reason, count in sorted(hub.closed_counts.items()):
+        text.add("stream_closed_total", "counter", "Streams that ended, by reason.", count, {"reason": reason})
 
 
 def _gpus(text: _Text, done: Round) -> None:
