@@ -9,18 +9,20 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from itertools import pairwise
 from typing import Any
 
+import msgspec
 from msgspec import Struct, field
 
 from gpuflight.errors import InputError
 from gpuflight.graph import nodes
+from gpuflight.graph.codec import edge_kinds, node_kinds
 from gpuflight.graph.edges import Belong, HasAttribute, Own
 from gpuflight.graph.element import Edge, EdgeKey, Entity
 from gpuflight.graph.graph import Graph
-from gpuflight.graph.witty_kinds import EDGES, NODES, PRIMARY, RENAMED, Fields, Malformed, clean, metric_of
+from gpuflight.graph.witty_kinds import EDGES, NODES, OURS, PRIMARY, RENAMED, Fields, Malformed, clean, metric_of
 
 _LOCAL = "local"
 
@@ -130,6 +132,12 @@ class _Reader:
         if not isinstance(item, dict):
             self.damaged_nodes_count += 1
             return None
+        own = _ours(item, node_kinds())
+        if own is not None:
+            own.attributes, own.metrics = dict(own.attributes), dict(own.metrics)
+            self.nodes[own.id] = self._merged(self.nodes.get(own.id), own, own.kind, own.id)
+            node_id: str = own.id
+            return node_id
         kind = item.get("entity_type")
         kind = clean(kind) if isinstance(kind, str) and kind else "untyped"
         fields = {name: value for name, value in item.items() if name not in ("entity_type", "entity_namespace")}
@@ -186,6 +194,11 @@ class _Reader:
         if len(known) != len(ends) or len(known) < 2:
             self.damaged_edges_count += 1
             return
+        own = _ours(item, edge_kinds(), source=known[0], target=known[1])
+        if own is not None:
+            own.attributes, own.metrics = dict(own.attributes), dict(own.metrics)
+            self.edges[own.key] = self._merged(self.edges.get(own.key), own, own.kind, own.key)
+            return
         cls = EDGES.get(kind)
         if cls is None:
             self.unknown_types[kind] = self.unknown_types.get(kind, 0) + 1
@@ -240,6 +253,22 @@ class _Reader:
         if new.unknown:
             known.unknown = {**new.unknown, **(known.unknown or {})}
         return known
+
+
+def _ours(item: Fields, kinds: Mapping[str, type[Any]], **more: str) -> Any:
+    """The element itself, where gpuflight wrote it (``witty_write``); None where it did not, or is of a later one."""
+    details = item.get("details")
+    own = details.get(OURS) if isinstance(details, dict) else None
+    if not isinstance(own, dict) or not isinstance(own.get("kind"), str):
+        return None
+    kind = kinds.get(own["kind"])
+    if kind is None:
+        return None
+    try:
+        # Its id is what its identity gives, whatever the file says.
+        return msgspec.convert({**{name: value for name, value in own.items() if name != "id"}, **more}, kind)
+    except msgspec.ValidationError:
+        return None
 
 
 def _stranger(kind: str, fields: Fields, ns: str) -> Entity:

@@ -14,6 +14,9 @@ Fields = dict[str, Any]
 
 NOT_RECORDED = "not recorded by witty-profiler"
 
+OURS = "gpuflight"
+"""Key under ``details`` of an element that gpuflight itself wrote in this form: the element as it is."""
+
 
 class Malformed(Exception):
     """An element lacks a part of its identity."""

@@ -35,9 +35,7 @@ async def status(state: State) -> dict[str, Any]:
 )
 async def start(state: State) -> dict[str, Any]:
     """One more reference to the background rounds; they run from the first to the last reference."""
-    before = state.controller.running
-    await to_thread.run_sync(state.controller.start, limiter=_limiter(state))
-    return {**control_status(state), "changed": state.controller.running != before}
+    return await begin(state)
 
 
 @router.post(
@@ -48,9 +46,7 @@ async def start(state: State) -> dict[str, Any]:
 )
 async def stop(state: State) -> dict[str, Any]:
     """Give back one reference. Rounds go on while others are left: ``running`` says so, ``changed`` is then false."""
-    before = state.controller.running
-    await to_thread.run_sync(state.controller.stop, limiter=_limiter(state))
-    return {**control_status(state), "changed": state.controller.running != before}
+    return await end(state)
 
 
 @router.post(
@@ -64,6 +60,31 @@ async def trigger(
     timeout_s: Annotated[float, Query(gt=0, le=600, description="how long to wait for it (s)")] = 60.0,
 ) -> dict[str, Any]:
     """Wait for a round that begins after this request; 504 if it is not done in time (it goes on)."""
+    return await one_round(state, timeout_s)
+
+
+@router.post("/clear", summary="Forget", dependencies=_operator, openapi_extra=sample("POST", "/api/v1/control/clear"))
+async def clear(state: State) -> dict[str, Any]:
+    """Forget graph and history; the next round starts anew."""
+    return await forget(state)
+
+
+async def begin(state: ServerState) -> dict[str, Any]:
+    """Take a reference; the status after it, and whether that began the rounds."""
+    before = state.controller.running
+    await to_thread.run_sync(state.controller.start, limiter=_limiter(state))
+    return {**control_status(state), "changed": state.controller.running != before}
+
+
+async def end(state: ServerState) -> dict[str, Any]:
+    """Give a reference back; the status after it, and whether that ended the rounds."""
+    before = state.controller.running
+    await to_thread.run_sync(state.controller.stop, limiter=_limiter(state))
+    return {**control_status(state), "changed": state.controller.running != before}
+
+
+async def one_round(state: ServerState, timeout_s: float) -> dict[str, Any]:
+    """A round that begins now; the status after it. Raises ApiError 429, 504."""
     limiter = _limiter(state)
     if limiter.available_tokens < 1:
         raise ApiError(429, "busy", f"{_WAITING_MAX} requests wait for a round already", headers={"Retry-After": "5"})
@@ -77,9 +98,8 @@ async def trigger(
     return {**control_status(state), "round": done.number, "time": time_text(done.time_ns)}
 
 
-@router.post("/clear", summary="Forget", dependencies=_operator, openapi_extra=sample("POST", "/api/v1/control/clear"))
-async def clear(state: State) -> dict[str, Any]:
-    """Forget graph and history; the next round starts anew."""
+async def forget(state: ServerState) -> dict[str, Any]:
+    """Forget graph and history; the status after it."""
     await to_thread.run_sync(state.controller.clear, limiter=_limiter(state))
     state.clear_bodies()
     return control_status(state)
