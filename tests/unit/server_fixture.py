@@ -13,9 +13,9 @@ from gpuflight.graph import edges, nodes
 from gpuflight.server.app import create_app
 from gpuflight.server.hub import StreamHub
 from gpuflight.server.state import ServerState
+from gpuflight.server.subscriber_manager import SubscriberManager
 from gpuflight.server.tokens import TokenStore
 from gpuflight.settings import Settings
-from gpuflight.subscribers.delivery import SubscriberSet
 
 LOOPBACK = ("127.0.0.1", 50_000)
 
@@ -35,7 +35,7 @@ class Served:
     def __init__(self, *found: Any, links: Any = (), **changes: Any) -> None:
         self.seeder = Seeder(*found, links=links, name="process_tree")
         settings = Settings(interval_s=3600, tombstone_rounds=0, **changes)
-        self.subscribers = SubscriberSet()
+        self.subscribers = SubscriberManager()
         world: Any = FakeWorld()
         self.clock = world.clock
         self.controller = Controller(world, settings=settings, collectors=[self.seeder], subscribers=self.subscribers)

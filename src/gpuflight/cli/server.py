@@ -80,9 +80,9 @@ def run_server(argv: Sequence[str]) -> int:
     from gpuflight.server.fanout import Fanout
     from gpuflight.server.hub import StreamHub
     from gpuflight.server.state import ServerState
+    from gpuflight.server.subscriber_manager import SubscriberManager
     from gpuflight.server.tokens import TokenStore
     from gpuflight.sources.open import open_world
-    from gpuflight.subscribers.delivery import SubscriberSet
 
     tokens = TokenStore.from_settings(settings.server.auth)
     backend.check(tokens)
@@ -92,7 +92,7 @@ def run_server(argv: Sequence[str]) -> int:
         stack.callback(lock.release)
         backend.bind()
         world = open_world(replay=arguments.replay)
-        members, hub = SubscriberSet(), StreamHub()
+        members, hub = SubscriberManager.from_settings(settings), StreamHub()
         controller = Controller(world, settings=settings, collectors=collectors, subscribers=Fanout(hub, members))
         deadline = Deadline(settings.server.stop_deadline_s)
         stack.callback(lambda: members.close(max(0.5, deadline.left_s())))
@@ -101,6 +101,7 @@ def run_server(argv: Sequence[str]) -> int:
             controller.set_enabled(name, False)
         for subscriber in subscribers:
             members.add(subscriber)
+        members.restore()
         state = ServerState(
             controller=controller,
             settings=settings,

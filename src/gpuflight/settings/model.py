@@ -57,6 +57,17 @@ class Auth(Block):
     )
 
 
+class Reach(Block):
+    """What subscribers that are created over REST may touch. Link-local and metadata addresses are never called."""
+
+    folders: list[str] = Field(default_factory=list, description="folders in and below which they may write files")
+    url_hosts: list[str] = Field(
+        default_factory=list,
+        description="hosts they may call: `name`, `*.domain`, address or network, each also with `:port`; `*` is all",
+    )
+    loopback: bool = Field(default=False, description="whether they may call this machine itself")
+
+
 class Server(Block):
     """Where ``gpuflight-server`` listens."""
 
@@ -68,6 +79,13 @@ class Server(Block):
     stop_deadline_s: float = Field(default=10.0, gt=0, le=600, description="time to end after SIGTERM (s)")
     allowed_hosts: list[str] = Field(
         default_factory=list, description="names that clients may call the server by, beside loopback names"
+    )
+    reach: Reach = Field(default_factory=Reach, description="what subscribers that are created over REST may touch")
+    state_folder: str | None = Field(
+        default=None,
+        min_length=1,
+        description="folder for what outlives the server: subscribers created over REST; null: $STATE_DIRECTORY,"
+        " /var/lib/gpuflight for root, else ~/.local/state/gpuflight",
     )
     cors_origins: list[str] = Field(
         default_factory=list, description="origins of web pages that may use the API, as https://host:port"

@@ -95,7 +95,7 @@ def check_url(url: str, rules: Rules) -> Target:
     address = _address(target.host)
     if address is not None:
         check_address(address, target, rules)
-    elif rules.url_hosts is not None and not _listed(target, None, rules) and not _has_networks(rules):
+    elif rules.url_hosts is not None and not _listed(target, None, rules) and not _may_resolve_into(target, rules):
         raise Refused(f"{target.host}:{target.port} is not among the hosts that may be called ({_allowed(rules)})")
     return target
 
@@ -107,7 +107,7 @@ def check_address(address: Address, target: Target, rules: Rules) -> None:
         raise Refused(f"{target.host} is {address}: a link-local or metadata address is never called")
     if plain.is_multicast or plain.is_unspecified or (plain.is_reserved and not plain.is_loopback):
         raise Refused(f"{target.host} is {address}: not the address of one host")
-    if plain.is_loopback and not rules.loopback and not _listed_by_name(target, plain, rules):
+    if plain.is_loopback and not rules.loopback and not _listed_loopback(target, plain, rules):
         raise Refused(f"{target.host} is {address}: loopback may not be called")
     if rules.url_hosts is not None and not _listed(target, plain, rules):
         if plain.is_loopback and rules.loopback:
@@ -180,6 +180,12 @@ def _listed(target: Target, address: Address | None, rules: Rules) -> bool:
     return _listed_by_name(target, address, rules)
 
 
+def _listed_loopback(target: Target, address: Address, rules: Rules) -> bool:
+    """Named as what it is; a name elsewhere that leads here is not enough."""
+    where = Target(target.scheme, "localhost" if target.host == "localhost" else "", target.port, target.path)
+    return _listed_by_name(where, address, rules)
+
+
 def _listed_by_name(target: Target, address: Address | None, rules: Rules) -> bool:
     for pattern in rules.url_hosts or ():
         host = _host_and_port(pattern, target.port)
@@ -209,21 +215,9 @@ def _host_and_port(pattern: str, port: int) -> str | None:
     return host if not wanted or wanted == str(port) else None
 
 
-def _has_networks(rules: Rules) -> bool:
-    """Whether a name has to be resolved before one can tell."""
-    return rules.loopback or any(_is_network(pattern) for pattern in rules.url_hosts or ())
-
-
-def _is_network(pattern: str) -> bool:
-    host = pattern.strip().lower()
-    host = (
-        host[1:].partition("]")[0] if host.startswith("[") else (host.split(":")[0] if host.count(":") == 1 else host)
-    )
-    try:
-        ipaddress.ip_network(host, strict=False)
-    except ValueError:
-        return False
-    return True
+def _may_resolve_into(target: Target, rules: Rules) -> bool:
+    """Whether a name that is not listed itself may lead to an address that is."""
+    return (rules.loopback and target.host == "localhost") or any("/" in pattern for pattern in rules.url_hosts or ())
 
 
 def _allowed(rules: Rules) -> str:

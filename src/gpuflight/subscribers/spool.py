@@ -188,16 +188,18 @@ class Spool:
         return DeliveryError(f"spool {self.path}: {text}", retryable=isinstance(error, sqlite3.OperationalError))
 
 
-def default_folder() -> str:
-    """Where spools lie unless the settings say so: systemd's ``$STATE_DIRECTORY``, else /var/lib for root, else the
-    user's ``$XDG_STATE_HOME``."""
+def state_folder() -> str:
+    """Where what outlives the process lies unless the settings say so: systemd's ``$STATE_DIRECTORY``, else
+    /var/lib/gpuflight for root, else the user's ``$XDG_STATE_HOME``."""
     state = os.environ.get("STATE_DIRECTORY", "").partition(":")[0]
     if not state:
         home = os.environ.get("XDG_STATE_HOME") or os.path.expanduser("~/.local/state")
         state = "/var/lib/gpuflight" if os.geteuid() == 0 else os.path.join(home, "gpuflight")
-    return os.path.join(state, "spool")
+    return state
 
 
 def spool_path(folder: str | None, label: str) -> str:
     """The file of the subscriber ``label``; whatever its name is, it stays within the folder."""
-    return os.path.join(folder or default_folder(), f"{quote(label, safe='').replace('.', '%2E')[:200]}.sqlite")
+    return os.path.join(
+        folder or os.path.join(state_folder(), "spool"), f"{quote(label, safe='').replace('.', '%2E')[:200]}.sqlite"
+    )
