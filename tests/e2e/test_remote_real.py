@@ -267,6 +267,18 @@ def test_no_round_waits_for_a_peer_and_none_for_another(peer: FakePeer) -> None:
             stop.set()
 
 
+def test_nobody_is_asked_while_no_rounds_are_made(peer: FakePeer, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuflight.collectors.remote._IDLE_S", 0.0)
+    monkeypatch.setattr("gpuflight.collectors.remote._IDLE_ROUNDS", 20.0)
+    with Parent(peer.url) as parent:
+        until(lambda: HOST in parent.round())
+        until(lambda: not parent.collector._wanted_now())
+        asked = len(peer.asked)
+        time.sleep(0.5)  # five intervals
+        assert len(peer.asked) <= asked + 1, "one may have been under way"
+        until(lambda: parent.round() and len(peer.asked) > asked + 2)
+
+
 def test_nothing_is_left_behind(peer: FakePeer) -> None:
     before = set(threading.enumerate())
     with Parent(peer.url) as parent:

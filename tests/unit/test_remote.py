@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from pydantic import ValidationError
 from tests.conftest import ROOT
 from tests.fakes.machine import FakeMachine, rich_machine
@@ -22,6 +23,7 @@ from gpuflight.graph.namespaces import with_namespace
 from gpuflight.registry import plugins
 from gpuflight.settings import Settings
 from gpuflight.settings.model import Limits
+from gpuflight.sources.clock import ManualClock
 from gpuflight.sources.http import Answer
 
 ENV = {"hostname": "node-7", "machine_id": "m7", "boot_id": "b7", "version": "9.1"}
@@ -35,19 +37,25 @@ class Script:
     replaying = True
     recording = False
 
-    def __init__(self) -> None:
+    def __init__(self, clock: ManualClock) -> None:
         self.answers: dict[str, Answer] = {}
+        self.clock = clock
 
     def taped(self, key: str, live: Callable[[], Answer]) -> Answer:
-        return self.answers.get(key, Answer(key, error="Connection refused"))
+        """As of now: whoever has an answer is asked, and confirms it, in every round."""
+        answer = self.answers.get(key)
+        if answer is None:
+            return Answer(key, error="Connection refused")
+        now_ns = self.clock.wall_ns()
+        return replace(answer, sent_ns=now_ns - 2_000_000, received_ns=now_ns)
 
 
 class Scene:
     """A machine, a collector, and peers by name."""
 
     def __init__(self, *names: str, named: bool = True, **options: Any) -> None:
-        self.script = Script()
         self.machine = FakeMachine(rich_machine())
+        self.script = Script(self.machine.clock)
         self.machine.world.http = self.script  # type: ignore[assignment]
         peers = [{"url": self.url(name), **({"name": name} if named else {})} for name in names]
         self.collector = Remote(RemoteSettings.model_validate({"peers": peers, **options}))
@@ -67,9 +75,7 @@ class Scene:
         self.says(name, 200, body, etag=f'"{self.number}"', **headers)
 
     def says(self, name: str, status: int, body: bytes = b"", **headers: str) -> None:
-        now_ns = self.machine.clock.wall_ns()
-        sent_ns = now_ns - 2_000_000
-        self.script.answers[self.url(name)] = Answer(self.url(name), status, headers, body, sent_ns, now_ns)
+        self.script.answers[self.url(name)] = Answer(self.url(name), status, headers, body)
 
     def dies(self, name: str) -> None:
         self.script.answers.pop(self.url(name), None)
@@ -141,6 +147,20 @@ def test_d16_a_peer_that_dies_keeps_its_last_graph_marked_with_its_age_then_ends
     scene.answers("n7", host_graph("node-7"))
     host = scene.round().nodes["Host(ns=n7,node-7)"]
     assert "stale" not in host.attributes and "stale_s" not in host.metrics
+
+
+def test_a_graph_that_nobody_confirmed_for_long_is_stale_too() -> None:
+    """Rounds were stopped for a while, and nobody was asked."""
+    scene = Scene("n7")
+    scene.answers("n7", host_graph("node-7"))
+    scene.round()
+    view = scene.collector._peers[0].view
+    scene.collector._peers[0].take = lambda answer, own: None  # type: ignore[method-assign]
+    assert "stale" not in scene.round(15.0).nodes["Host(ns=n7,node-7)"].attributes
+    host = scene.round(10.0).nodes["Host(ns=n7,node-7)"]
+    assert host.attributes["stale"] is True and host.metrics["stale_s"] == 25.0
+    assert scene.notes == ["n7: it was not asked for long; its last graph stands, 25 s old"]
+    assert scene.collector._peers[0].view is view
 
 
 def test_the_same_objects_stand_while_nothing_changes() -> None:
@@ -255,6 +275,16 @@ def test_chains_end_at_the_depth_limit_and_are_counted() -> None:
     scene.answers("a", chain)
     assert hosts(scene.round()) == ["a", "a/b"]
     assert scene.collector.losses == {"entities beyond the depth limit of instances": 1}
+
+
+def test_peers_that_are_too_much_are_left_out_and_counted_smaller_ones_are_not() -> None:
+    scene = Scene("a", "b", "c", max_entities=5)
+    scene.answers("a", whole("a").merge(host_graph("a", nodes.Process(pid=1, start=1))))
+    scene.answers("b", whole("b").merge(host_graph("b", *(nodes.Process(pid=pid, start=1) for pid in range(1, 5)))))
+    scene.answers("c", whole("c"))
+    assert hosts(scene.round()) == ["a", "c"]
+    assert scene.notes == ["b: left out, since all peers together have more than max_entities"]
+    assert scene.collector.losses == {"entities of peers beyond the limit": 5}
 
 
 # --- with the other collectors ---------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from operator import is_not
 from typing import TYPE_CHECKING, Annotated
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from gpuflight.sources.world import World
 
 _CLOSE_S = 2.0
+_IDLE_S, _IDLE_ROUNDS = 30.0, 3.0
+_OVERDUE_INTERVALS = 3.0
 _URL = r"https?://[^\s/?#@]+(/[^\s?#]*)?"
 PeerName = Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")]
 
@@ -53,6 +56,12 @@ class RemoteSettings(BaseModel):
     )
     max_depth: int = Field(4, ge=1, le=16, description="Through how many instances a host may come.")
     max_bytes: int = Field(256 << 20, ge=1024, description="Largest answer, decompressed (bytes).")
+    max_entities: int = Field(
+        150_000,
+        ge=1,
+        description="Entities of all peers together; below `limits.max_nodes`, so that our own find room.",
+    )
+    max_edges: int = Field(700_000, ge=1, description="Edges of all peers together; below `limits.max_edges`.")
 
     @model_validator(mode="after")
     def _names_are_unique(self) -> RemoteSettings:
@@ -86,6 +95,8 @@ class Remote(Collector):
         super().__init__(settings)
         self._peers = [Peer(self._options(peer)) for peer in self.settings.peers]
         self._pool: Pool | None = None
+        self._observed_s = 0.0
+        self._gap_s = 0.0
         self._own: Identity | None = None
         self._parts: list[_Part | None] = [None] * len(self._peers)
         self._shown: list[_Part] = []
@@ -105,11 +116,16 @@ class Remote(Collector):
         if self._own is None:
             self._own = _identity(world)
         own, http = self._own, world.http
+        now_s = time.monotonic()
+        self._gap_s, self._observed_s = now_s - (self._observed_s or now_s), now_s
         if self._pool is None and not http.replaying:
             intervals_s = [peer.options.interval_s for peer in self._peers]
-            self._pool = Pool(
-                self._peers, lambda index: self._peers[index].poll(http, own), intervals_s, self.settings.backoff_max_s
-            )
+
+            def poll(index: int) -> None:
+                if self._wanted_now():
+                    self._peers[index].poll(http, own)
+
+            self._pool = Pool(self._peers, poll, intervals_s, self.settings.backoff_max_s)
             for peer in self._peers:
                 peer.keep_body = http.recording
             self._pool.start()
@@ -124,6 +140,7 @@ class Remote(Collector):
         now_ns = world.clock.wall_ns()
         views = [self._standing(peer, peer.view, now_ns) for peer in self._peers]
         self._choose(views)
+        self._limit()
         self._join(world)
         for part in self._shown:
             self._show(part, now_ns)
@@ -148,6 +165,10 @@ class Remote(Collector):
         pool, self._pool = self._pool, None
         if pool is not None:
             pool.stop(_CLOSE_S)
+
+    def _wanted_now(self) -> bool:
+        """Whether rounds are being made with this collector: one that was switched off asks nobody."""
+        return time.monotonic() - self._observed_s < max(_IDLE_S, _IDLE_ROUNDS * self._gap_s)
 
     # --- which peers stand -----------------------------------------------------------------------------------------
 
@@ -174,18 +195,23 @@ class Remote(Collector):
             self.note(f"{peer.label}: {view.error}", "it is tried again and again")
             return None
         if not view.has_graph:
-            if not view.good_ns and not view.error:
+            if not view.good_ns:
                 self.note(f"{peer.label}: no answer yet")
             return None
-        if view.error and age_s > self.settings.end_after_s:
+        options = peer.options
+        error = view.error
+        if not error and age_s > _OVERDUE_INTERVALS * options.interval_s + options.timeout_s:
+            error = "it was not asked for long"  # rounds, or this collector, were stopped for a while
+        if not error:
+            return view
+        if age_s > self.settings.end_after_s:
             self.note(
-                f"{peer.label}: {view.error}; no answer for {age_s:.0f} s, so its graph has ended",
+                f"{peer.label}: {error}; no answer for {age_s:.0f} s, so its graph has ended",
                 "it is tried again and again",
             )
             return None
-        if view.error:
-            self.note(f"{peer.label}: {view.error}; its last graph stands, {age_s:.0f} s old")
-        return view
+        self.note(f"{peer.label}: {error}; its last graph stands, {age_s:.0f} s old")
+        return replace(view, error=error)
 
     def _choose(self, views: list[View | None]) -> None:
         """Every host once: the way through the fewest instances, then the first peer."""
@@ -219,6 +245,22 @@ class Remote(Collector):
             else:
                 known = self._parts[index] = _part(view, doomed)
             self._shown.append(known)
+
+    def _limit(self) -> None:
+        """Leave out the peers, in their order, that are too much: they must not take the room of this host's own."""
+        left_nodes, left_edges = self.settings.max_entities, self.settings.max_edges
+        shown: list[_Part] = []
+        for part in self._shown:
+            nodes_count, edges_count = len(part.entities) + 1, len(part.connections)
+            if nodes_count > left_nodes or edges_count > left_edges:
+                limit = "max_entities" if nodes_count > left_nodes else "max_edges"
+                self.note(f"{part.view.ns}: left out, since all peers together have more than {limit}")
+                self.lose("entities of peers beyond the limit", nodes_count)
+                continue
+            left_nodes -= nodes_count
+            left_edges -= edges_count
+            shown.append(part)
+        self._shown = shown
 
     # --- what is shown ---------------------------------------------------------------------------------------------
 
