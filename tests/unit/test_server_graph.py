@@ -389,3 +389,10 @@ def test_an_answer_that_left_the_cache_is_built_again(served: Served) -> None:
     first = served.get("/api/v1/graph")
     served.state.bodies.clear()
     assert served.get("/api/v1/graph").content == first.content
+
+
+@pytest.mark.parametrize(
+    "at", ["-1e11", "1e300", "inf", "nan", "0001-01-01T00:00:00%2B05:00", "9999-12-31T23:59:59-23:59", "", "2024-13-01"]
+)
+def test_times_that_are_none(served: Served, at: str) -> None:
+    assert served.error("GET", f"/api/v1/graph?at={at}", 422)["code"] == "bad_request"

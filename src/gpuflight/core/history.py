@@ -13,7 +13,7 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from gpuflight.graph import Graph
-from gpuflight.graph.diff import Diff, apply
+from gpuflight.graph.diff import Diff, apply, apply_all
 from gpuflight.rounds import Round
 
 _ELEMENT_BYTES = 640
@@ -77,15 +77,12 @@ class History:
     def get(self, number: int) -> Round | None:
         """A past round with its graph; None if it is not (or no longer) here."""
         with self._lock:
-            if self._base is None:
-                return None
-            graph = self._base
-            for index, entry in enumerate(self._entries):
-                if index:
-                    graph = apply(entry.round.diff, graph)
-                if entry.round.number == number:
-                    return replace(entry.round, graph=graph)
-        return None
+            base = self._base
+            entries = [entry.round for entry in self._entries if entry.round.number <= number]
+        if base is None or not entries or entries[-1].number != number:
+            return None
+        # Outside the lock: this takes long, and nobody else has to wait for it.
+        return replace(entries[-1], graph=apply_all((entry.diff for entry in entries[1:]), base))
 
     def at(self, time_ns: int) -> Round | None:
         """The last round that had begun at a time (ns since the epoch); None if the time is before the oldest kept."""

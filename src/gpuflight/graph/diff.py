@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from msgspec import Struct, field
@@ -86,16 +86,22 @@ def diff(a: Graph, b: Graph, noise: Noise | None = None) -> Diff:
 
 def apply(change: Diff, graph: Graph) -> Graph:
     """A new graph: ``graph`` after the difference. Elements that are not there are removed without complaint."""
+    return apply_all((change,), graph)
+
+
+def apply_all(changes: Iterable[Diff], graph: Graph) -> Graph:
+    """A new graph: ``graph`` after one difference after the other. O(graph + differences)."""
     nodes = dict(graph.nodes)
     edges = dict(graph.edges)
-    for node_id in change.nodes_removed:
-        nodes.pop(node_id, None)
-    for key in change.edges_removed:
-        edges.pop(key, None)
-    nodes.update((step.after.id, step.after) for step in change.nodes_changed)
-    nodes.update((entity.id, entity) for entity in change.nodes_added)
-    edges.update((step.after.key, step.after) for step in change.edges_changed)
-    edges.update((edge.key, edge) for edge in change.edges_added)
+    for change in changes:
+        for node_id in change.nodes_removed:
+            nodes.pop(node_id, None)
+        for key in change.edges_removed:
+            edges.pop(key, None)
+        nodes.update((step.after.id, step.after) for step in change.nodes_changed)
+        nodes.update((entity.id, entity) for entity in change.nodes_added)
+        edges.update((step.after.key, step.after) for step in change.edges_changed)
+        edges.update((edge.key, edge) for edge in change.edges_added)
     return Graph.of(nodes, edges)
 
 

@@ -77,16 +77,19 @@ def parse_time(text: str) -> int:
     now (``-30``). Raises ApiError 422."""
     text = text.strip().replace(" ", "+")  # a plus sign in a query that was not quoted
     try:
-        number = float(text)
-    except ValueError:
-        number = None
-    if number is not None:
-        if not math.isfinite(number) or abs(number) > 1e11:
-            raise ApiError(422, "bad_request", f"at: {text!r} is no time")
-        return int((time.time() + number if number < 0 else number) * 1e9)
-    if not any(mark in text[10:] for mark in ("Z", "z", "+", "-")):
-        text += "Z"
-    parsed = time_from_text(text)
-    if not parsed:
-        raise ApiError(422, "bad_request", f"at: {text!r} is no time: give ISO 8601 or seconds since the epoch")
-    return parsed
+        try:
+            number = float(text)
+        except ValueError:
+            if not any(mark in text[10:] for mark in ("Z", "z", "+", "-")):
+                text += "Z"
+            time_ns = time_from_text(text)
+        else:
+            if not math.isfinite(number):
+                raise OverflowError
+            time_ns = int((time.time() + number if number < 0 else number) * 1e9)
+        if time_ns:
+            time_text(time_ns)  # within the years that can be written
+            return time_ns
+    except (ValueError, OverflowError, OSError):
+        pass
+    raise ApiError(422, "bad_request", f"at: {text!r} is no time: give ISO 8601 or seconds since the epoch")
