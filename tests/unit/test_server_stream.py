@@ -205,11 +205,11 @@ def test_a_round_between_looking_and_attaching_is_not_missed() -> None:
     async def test() -> None:
         rig = Rig()
         old = rig.round(1)
-        rig.round(2)
+        rig.round(1, 2)
         rig.rounds.latest = old  # what the route saw
         client = rig.client()
         await client.has(1)
-        last = rig.round(3)
+        last = rig.round(3, 2)
         await client.has(3)
         assert client.graph() == last.graph
         client.gone()
