@@ -30,7 +30,8 @@ class Instance:
     def __init__(self, folder: Path, *arguments: str, config: dict[str, Any] | None = None) -> None:
         self.folder = folder
         settings = {"interval_s": 0.2, **(config or {})}
-        server = {"port": 0, "auth": {"store_file": str(folder / "tokens.json")}, **settings.get("server", {})}
+        ours = {"store_file": str(folder / "tokens.json")}
+        server = {"port": 0, "auth": ours, "state_folder": str(folder / "state"), **settings.get("server", {})}
         (folder / "server.json").write_text(json.dumps({**settings, "server": server}))
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GPUFLIGHT_")}
         environment["XDG_RUNTIME_DIR"] = str(folder)

@@ -24,8 +24,8 @@ Item = TypeVar("Item")
 Policy = Literal["latest", "spool", "block"]
 
 POISON_TRIES = 5
-"""After so many failures that the receiver blames on one item, the item behind it is tried: if that one passes, the
-first is poison and is set aside; if it does not, the receiver is ill, and both wait."""
+"""After so many failures in a row that the receiver blames on one item, the item behind it is tried: if that one
+passes, the first is poison and is set aside; if it does not, the receiver is ill, and both wait."""
 
 INTERVAL_SLACK = 0.05
 """Rounds come with some jitter; one that is early by less than this share of the interval is not skipped."""
@@ -240,7 +240,7 @@ class DeliveryQueue(Generic[Item]):
                 self._waiting.insert(1, entry)
                 return
             self._waiting.appendleft(entry)
-            entry.blamed += blames_item
+            entry.blamed = entry.blamed + 1 if blames_item else 0
             if entry.blamed >= POISON_TRIES and len(self._waiting) > 1 and self.policy != "latest":
                 # At once, so that an illness of the receiver has no time to pass between the two.
                 self._suspect, self._retry_at_s = entry, now_s
