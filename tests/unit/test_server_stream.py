@@ -205,15 +205,20 @@ def test_a_round_between_looking_and_attaching_is_not_missed() -> None:
     async def test() -> None:
         rig = Rig()
         old = rig.round(1)
-        rig.round(1, 2)
+        newer = rig.round(1, 2)
+        current = rig.client()  # for which the next difference is of use
+        await current.has(2)
         rig.rounds.latest = old  # what the route saw
-        client = rig.client()
-        await client.has(1)
+        client = rig.client(("Last-Event-ID", f"{old.number}-{rig.hub.instance}"))
+        await client.until(lambda: client.status == 200)
         last = rig.round(3, 2)
         await client.has(3)
-        assert client.graph() == last.graph
-        client.gone()
-        await client.task
+        await current.has(3)
+        assert [name for _, name, _ in client.events()] == ["graph"]
+        assert client.graph() == current.graph() == last.graph != newer.graph
+        for each in (client, current):
+            each.gone()
+            await each.task
 
     run(test())
 
