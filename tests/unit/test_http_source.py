@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import gzip
+import sys
 from pathlib import Path
 
 import pytest
 import zstandard
 
+from gpuflight.collectors.remote_peer import Peer, PeerOptions
 from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.clock import ManualClock
-from gpuflight.sources.http import Answer, Http, decompress
+from gpuflight.sources.http import Answer, Http, Request, decompress
 from gpuflight.sources.recording import Tape
 
 BODY = b'{"schema": 1}' * 1000
@@ -66,3 +68,12 @@ def test_a_recording_gives_back_what_each_round_used(tmp_path: Path) -> None:
 def test_live_nothing_is_encoded() -> None:
     answer = Answer("u", 200, {}, BODY)
     assert Http().taped("u", lambda: answer) is answer
+
+
+def test_without_httpx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httpx", None)
+    with pytest.raises(SourceUnavailable, match=r"gpuflight\[server\]"):
+        Http().get(Request("http://127.0.0.1:1"))
+    peer = Peer(PeerOptions(url="http://127.0.0.1:1", name="n7"))
+    peer.poll(Http(), ("", ""))
+    assert "httpx is not installed" in peer.view.error
