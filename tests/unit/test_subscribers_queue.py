@@ -7,7 +7,14 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pytest
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from gpuflight.subscribers.queue import POISON_TRIES, DeliveryQueue
 from gpuflight.subscribers.retry import BACKOFF_FIRST_S, BACKOFF_MAX_S, RETRY_AFTER_MAX_S, Backoff
@@ -385,4 +392,5 @@ class Conservation(RuleBasedStateMachine):
             assert stored == len(self.on_disk) - len(self.queue.released)
 
 
-TestConservation = Conservation.TestCase
+def test_conservation() -> None:
+    run_state_machine_as_test(Conservation)
