@@ -94,9 +94,12 @@ def run(arguments: argparse.Namespace) -> int:
         members.close()
         for line in members.status():
             statistics = line.statistics
-            failed = statistics.dropped - statistics.dropped_by.get("replaced", 0)
+            by = statistics.dropped_by
+            failed = statistics.dropped - by.get("replaced", 0) - by.get("interval", 0)
             if failed or line.state == "permanent_error":
                 say(f"subscriber {line.name}: {failed} rounds not delivered: {statistics.last_error or line.state}")
+            if statistics.queued:
+                say(f"subscriber {line.name}: {statistics.queued} rounds wait in its spool: {statistics.last_error}")
     summary = build(last.graph, lines, last.env, last.truncated_by)
     if arguments.json:
         own_cost = msgspec.to_builtins(last.own_cost)

@@ -38,6 +38,7 @@ class Intake:
         self._changed = changed
         self._rounds: deque[Round] = deque()
         self._after: int | None = None
+        self._gaps = 0
         self._stop = False
         self._thread = threading.Thread(target=self._run, name=f"gpuflight-{subscriber.label}-spool", daemon=True)
         self._thread.start()
@@ -73,9 +74,10 @@ class Intake:
                 if not self._queue.released:
                     return
                 item, why = self._queue.released.pop(0)
+                if why != "sent":  # a difference to a round that never arrives says nothing
+                    self._after = None
+                    self._gaps += 1
             poison = why if why in ("failed", "poison", "attempts") else ""
-            if why in ("failed", "poison", "attempts", "overflow", "closed"):
-                self._after = None  # a difference to a round that never arrives says nothing
             try:
                 self.spool.remove(item, poison=poison)
             except DeliveryError as error:  # it stays stored and is sent again by a later process: at least once
@@ -127,8 +129,10 @@ class Intake:
         return True
 
     def _store(self, completed: Round) -> None:
+        with self._changed:
+            after, gaps = self._after, self._gaps
         try:
-            packed = self.subscriber.pack(completed, self._after)
+            packed = self.subscriber.pack(completed, after)
             item = self.spool.append(packed)
         except BaseException as error:  # noqa: BLE001 - a round that cannot be packed costs that round
             self._after = None
@@ -138,8 +142,8 @@ class Intake:
                 self._changed.notify_all()
             self._note(DeliveryError(problem, retryable=True))
             return
-        self._after = completed.number
         with self._changed:
+            self._after = completed.number if gaps == self._gaps else None
             self._queue.stored(item, len(packed.data))
             self._changed.notify_all()
         self.forget_released()

@@ -123,6 +123,8 @@ def _subscribers(text: _Text, state: ServerState) -> None:
         text.add("subscriber_received_total", "counter", "Rounds offered.", counts.received, labels)
         text.add("subscriber_sent_total", "counter", "Rounds delivered.", counts.sent, labels)
         text.add("subscriber_queued", "gauge", "Rounds that wait.", counts.queued, labels)
+        text.add("subscriber_queued_bytes", "gauge", "Size of what waits.", counts.queued_bytes, labels)
+        text.add("subscriber_lag_seconds", "gauge", "Age of the oldest round that waits.", counts.lag_s, labels)
         text.add("subscriber_retries_total", "counter", "Deliveries tried again.", counts.retries, labels)
         text.add("subscriber_errors_total", "counter", "Errors.", counts.errors, labels)
         for reason, count in sorted(counts.dropped_by.items()):
