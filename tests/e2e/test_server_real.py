@@ -6,6 +6,7 @@ import json
 import os
 import re
 import select
+import shutil
 import signal
 import socket
 import subprocess
@@ -163,3 +164,22 @@ def test_collectors_off_in_the_settings_can_be_switched_on(tmp_path: Path) -> No
         assert httpx.post(f"{url}/api/v1/collectors/host/enable").json()["changed"] is True
         httpx.post(f"{url}/api/v1/control/trigger")
         assert httpx.get(f"{url}/api/v1/graph?kind=Host").json()["nodes"][0]["metrics"]
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificate")
+def test_with_a_certificate_it_speaks_tls_only(tmp_path: Path) -> None:
+    import ssl
+
+    certificate, key = tmp_path / "cert.pem", tmp_path / "key.pem"
+    make = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    name = ["-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+    subprocess.run([*make, *name, "-keyout", str(key), "-out", str(certificate)], check=True, capture_output=True)
+    tls = {"certificate_file": str(certificate), "key_file": str(key)}
+    with running(tmp_path, config={"server": {"tls": tls}}) as server:
+        url = server.line(r"serving (https://\S+)")[1]
+        context = ssl.create_default_context(cafile=str(certificate))
+        assert httpx.get(f"{url}/healthz", verify=context).json() == {"status": "ok"}
+        with pytest.raises(httpx.HTTPError):
+            httpx.get(f"{url.replace('https', 'http')}/healthz")
+        server.process.send_signal(signal.SIGTERM)
+        assert server.finish() == 0
