@@ -274,6 +274,27 @@ def test_a_name_that_resolves_to_another_address_later_gains_nothing(
     assert "169.254.169.254" in str(error_of(again))
 
 
+def test_a_name_that_is_never_resolved_ends_at_the_deadline_in_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    over = threading.Event()
+
+    def lookup(*args: Any, **more: Any) -> Any:
+        over.wait()
+        raise OSError("no name server")
+
+    monkeypatch.setattr("gpuflight.subscribers.netguard.socket.getaddrinfo", lookup)
+    post = sink("http://never.test/", deliver_deadline_s=0.1)
+    for _ in range(3):
+        with pytest.raises(DeliveryError, match=r"no answer within 0\.1 s") as caught:
+            post.deliver(ROUNDS[0])
+        assert caught.value.retryable
+    waiting = [thread for thread in threading.enumerate() if thread.name == "gpuflight-resolve"]
+    assert len(waiting) == 1
+    over.set()
+    waiting[0].join(LONG_S)
+    monkeypatch.undo()
+    post.close()
+
+
 def test_trial_is_marked(receiver: Receiver) -> None:
     post = sink(receiver)
     post.trial(ROUNDS[0])

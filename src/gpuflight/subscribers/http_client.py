@@ -5,11 +5,12 @@ to, no redirects, no proxies, no cookies. On httpcore, which httpx is made of an
 from __future__ import annotations
 
 import ssl
+import threading
 import time
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, cast
 
-from gpuflight.subscribers.netguard import Rules, Target, resolve
+from gpuflight.subscribers.netguard import Rules, Target, is_address, resolve
 
 if TYPE_CHECKING:
     import httpcore
@@ -113,6 +114,7 @@ class _Backend:
         import httpcore
 
         self._plain = httpcore.SyncBackend()
+        self._resolver: threading.Thread | None = None
 
     def connect_tcp(
         self,
@@ -124,7 +126,7 @@ class _Backend:
     ) -> _Stream:
         import httpcore
 
-        addresses = resolve(self._target, self._rules)
+        addresses = self._resolve()
         for address in addresses[:-1]:
             left_s = self._deadline.left_s() / 2
             try:
@@ -132,6 +134,29 @@ class _Backend:
             except (httpcore.ConnectError, httpcore.ConnectTimeout):
                 continue
         return self._connect(addresses[-1], port, self._deadline.left_s())
+
+    def _resolve(self) -> list[str]:
+        """The addresses, by a thread of its own, since no call of the C library can be given a deadline."""
+        if is_address(self._target.host):
+            return resolve(self._target, self._rules)
+        if self._resolver is not None and self._resolver.is_alive():
+            raise TimeoutError("the last attempt to resolve the name has not ended")
+        found: list[list[str] | Exception] = []
+
+        def run() -> None:
+            try:
+                found.append(resolve(self._target, self._rules))
+            except Exception as error:  # noqa: BLE001 - raised by whoever waits
+                found.append(error)
+
+        self._resolver = threading.Thread(target=run, name="gpuflight-resolve", daemon=True)
+        self._resolver.start()
+        self._resolver.join(self._deadline.left_s())
+        if not found:
+            raise TimeoutError("the name was not resolved in time")
+        if isinstance(found[0], Exception):
+            raise found[0]
+        return found[0]
 
     def _connect(self, address: str, port: int, timeout_s: float) -> _Stream:
         # The address that was checked, not the name: it could resolve to another one now.

@@ -89,6 +89,11 @@ def split_url(url: str) -> Target:
     return Target(parts.scheme, host, port if port is not None else (443 if parts.scheme == "https" else 80), path)
 
 
+def is_address(host: str) -> bool:
+    """Whether a host is an address, so that nothing has to be looked up."""
+    return _address(host) is not None
+
+
 def check_url(url: str, rules: Rules) -> Target:
     """The URL taken apart, if its host may be called by its name. Raises Refused. Does not resolve it."""
     target = split_url(url)
