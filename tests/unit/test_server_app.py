@@ -175,3 +175,14 @@ def test_every_operation_of_the_page_is_there(served: Served) -> None:
         if not others & set(operation.get("tags", others)) and "subscriber" not in path
     }
     assert ours <= set(named)
+
+
+def test_ready_means_that_rounds_still_come(served: Served) -> None:
+    assert served.get("/readyz").json()["running"] is False  # nobody expects any
+    served.controller.start()
+    served.send("POST", "/api/v1/control/trigger")
+    error = served.error("GET", "/readyz", 503)  # the clock of the test stands in the year 2023
+    assert error["code"] == "late" and error["detail"]["age_s"] > 3 * 3600
+    served.controller.world.tape = type("Tape", (), {"rounds": [1]})()  # type: ignore[assignment]
+    assert served.get("/readyz").json()["running"] is True
+    served.controller.world.tape = None
