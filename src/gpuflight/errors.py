@@ -55,8 +55,8 @@ class SourceUnavailable(GpuflightError):
 class DeliveryError(GpuflightError):
     """A subscriber could not deliver a round.
 
-    ``retryable``: the same round may succeed later, not before ``retry_after_s`` if the receiver said so. ``blames_item``:
-    the receiver answered and failed over this very round; others may pass.
+    ``retryable``: the same round may succeed later, not before ``retry_after_s`` if the receiver said so.
+    ``blames_item``: the receiver answered and failed over this very round; others may pass.
     """
 
     def __init__(
