@@ -80,12 +80,15 @@ def test_store_is_the_fold_of_the_reports_plus_tombstones(
         before = current
 
 
-def test_unchanged_elements_keep_their_object() -> None:
+def test_an_equal_report_is_no_change_and_a_repeated_object_is_known_at_sight() -> None:
     store = LiveStore()
-    first = store.advance(1, [[make_process(1, "a", 1)]], [[]]).graph
-    second = store.advance(2, [[make_process(1, "a", 1)]], [[]])
-    assert second.graph.nodes["Process(pid=1,start=1)"] is first.nodes["Process(pid=1,start=1)"]
+    store.advance(1, [[make_process(1, "a", 1)]], [[]])
+    again = make_process(1, "a", 1)
+    second = store.advance(2, [[again]], [[]])
     assert not second.diff
+    third = store.advance(3, [[again]], [[]])
+    assert not third.diff
+    assert third.graph.nodes[again.id] is again
 
 
 def test_rows_give_the_object_of_the_last_round_and_forget_what_is_gone() -> None:

@@ -111,7 +111,7 @@ class _Table:
 
     def step(self, number: int, batches: Sequence[Sequence[Any]]) -> _Step:
         """Take the reports of one round; earlier batches take precedence."""
-        reported, again = self._fold(batches)
+        reported, again, made = self._fold(batches)
         before = self._elements
         elements = before.copy()
         identities = self._identities
@@ -124,8 +124,11 @@ class _Table:
             else:
                 kept_count += id(old) not in again
                 if old == new:
-                    continue
-                changed.append(Change(old, new))
+                    if key in made:
+                        continue
+                    # The collector's own object takes the place of its equal: it may well come again.
+                else:
+                    changed.append(Change(old, new))
                 identities.discard(id(old))
             elements[key] = new
             identities.add(id(new))
@@ -147,12 +150,14 @@ class _Table:
         step.changed = [change for change in step.changed if self._key(change.after) not in out]
         step.removed.extend(key for key in keys if key in step.before)
 
-    def _fold(self, batches: Sequence[Sequence[Any]]) -> tuple[dict[Any, Any], set[int]]:
-        """The reports that are not objects of the last round, merged by key; and the identities of those that are."""
+    def _fold(self, batches: Sequence[Sequence[Any]]) -> tuple[dict[Any, Any], set[int], set[Any]]:
+        """The reports that are not objects of the last round, merged by key; the identities of those that are; and the
+        keys whose element was made here, of several."""
         identities, elements, key_of, merge = self._identities, self._elements, self._key, self._merge
         reported: dict[Any, Any] = {}
         again: set[int] = set()
         merged_with_old: set[Any] = set()
+        made: set[Any] = set()
         for batch in batches:
             numbers = list(map(id, batch))
             known = list(map(identities.__contains__, numbers))
@@ -180,6 +185,7 @@ class _Table:
                     merged_with_old.add(key)
                 if first is not new:
                     reported[key] = merge(first, new)
+                    made.add(key)
             if again:
                 again |= same_batch
             else:
@@ -188,7 +194,8 @@ class _Table:
             for key, new in reported.items():
                 if key not in merged_with_old and (old := elements.get(key)) is not None and id(old) in again:
                     reported[key] = merge(new, old)
-        return reported, again
+                    made.add(key)
+        return reported, again, made
 
     def _bury(
         self, number: int, elements: dict[Any, Any], reported: dict[Any, Any], again: set[int], changed: list[Change]
