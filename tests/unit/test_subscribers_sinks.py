@@ -12,19 +12,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from pydantic import ValidationError
 from tests.fakes.http_receiver import url_elsewhere
 
+from gpuflight import round_codec
 from gpuflight.errors import DeliveryError
 from gpuflight.graph import Graph, nodes
 from gpuflight.graph.codec import decode_diff, decode_graph
 from gpuflight.graph.diff import apply, diff
 from gpuflight.registry import plugins
-from gpuflight.rounds import Coverage, Environment, Round
+from gpuflight.rounds import Coverage, Environment, OwnCost, Round
 from gpuflight.subscribers import atomic
 from gpuflight.subscribers.base import Subscriber, SubscriberSettings
 from gpuflight.subscribers.console import Console, ConsoleSettings
-from gpuflight.subscribers.encoding import encode_round
+from gpuflight.subscribers.encoding import encode_diff_line, encode_round
 from gpuflight.subscribers.file_json import FileJson, FileJsonSettings
 from gpuflight.subscribers.file_text import FileText, FileTextSettings
 from gpuflight.subscribers.memory import Memory, MemorySettings
@@ -295,3 +297,11 @@ def _plain(completed: Round) -> Round:
         coverage=[],
         env=completed.env,
     )
+
+
+def test_files_say_everything_that_the_round_says() -> None:
+    """One encoder for files, sinks and the server: nothing a round carries may be missing from one of them."""
+    done = structs.replace(make_rounds(3)[-1], own_cost=OwnCost(cpu_pct=1.5, rss_bytes=1), truncated_by="depth")
+    assert json.loads(encode_round(done))["own_cost"] == {"cpu_pct": 1.5, "rss_bytes": 1}
+    assert encode_round(done) == round_codec.encode_round(done)
+    assert encode_diff_line(done) == round_codec.encode_round_diff(done)

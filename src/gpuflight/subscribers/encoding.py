@@ -5,12 +5,11 @@ from __future__ import annotations
 import gzip
 import threading
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Literal
 
-import msgspec
 import zstandard
 
-from gpuflight.graph import codec
+from gpuflight import round_codec
 from gpuflight.rounds import Round
 
 Content = Literal["graph", "diff"]
@@ -22,14 +21,12 @@ _last: dict[str, tuple[Round, bytes]] = {}
 
 def encode_round(completed: Round) -> bytes:
     """The whole round in the JSON form of a graph file (no newline)."""
-    return _cached("graph", completed, lambda: codec.encode_graph(completed.graph, **_fields(completed, env=True)))
+    return _cached("graph", completed, lambda: round_codec.encode_round(completed))
 
 
 def encode_diff_line(completed: Round) -> bytes:
     """What changed since the round before, as one JSON object (no newline)."""
-    return _cached(
-        "diff", completed, lambda: codec.encode_diff(completed.diff, completed.number, **_fields(completed, env=False))
-    )
+    return _cached("diff", completed, lambda: round_codec.encode_round_diff(completed))
 
 
 def compress(data: bytes, encoding: Encoding) -> bytes:
@@ -51,19 +48,6 @@ def compressed(completed: Round, content: Content, encoding: Encoding) -> bytes:
     if encoding == "none":
         return data
     return _cached(f"{content}+{encoding}", completed, lambda: compress(data, encoding))
-
-
-def _fields(completed: Round, *, env: bool) -> dict[str, Any]:
-    fields: dict[str, Any] = {
-        "time": codec.time_text(completed.time_ns),
-        "duration_s": completed.duration_s,
-        "truncated_by": completed.truncated_by,
-        "coverage": completed.coverage,
-        "findings": completed.findings,
-    }
-    if env:
-        fields |= {"round": completed.number, "env": msgspec.to_builtins(completed.env)}
-    return fields
 
 
 def _cached(form: str, completed: Round, make: Callable[[], bytes]) -> bytes:
