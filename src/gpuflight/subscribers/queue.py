@@ -280,11 +280,6 @@ class DeliveryQueue(Generic[Item]):
         """Nothing waits, nothing is in delivery, nothing is to be stored."""
         return not self._waiting and self._in_delivery is None and not self._unstored
 
-    @property
-    def in_delivery(self) -> bool:
-        """Whether an item was taken and is not settled."""
-        return self._in_delivery is not None
-
     def statistics(self, now_s: float | None = None) -> DeliveryStatistics:
         """A copy of the counts as they stand; with the lag if the time is given."""
         oldest = [entry.offered_s for entry in (self._in_delivery, *list(self._waiting)[:1]) if entry is not None]
