@@ -197,3 +197,12 @@ def _base() -> tuple[str, ...]:
 
 def _type_name(kind: Any, name: str) -> str:
     return str(kind.__annotations__[name])
+
+
+def test_a_file_that_cannot_be_read_is_named_once(tmp_path: Path) -> None:
+    damaged = tmp_path / "graph.json"
+    damaged.write_bytes(b"\x28\xb5\x2f\xfd and no more")
+    for name in (str(tmp_path / "nope.json"), str(damaged)):
+        with pytest.raises(InputError) as caught:
+            load_graph(name)
+        assert str(caught.value).count(name) == 1

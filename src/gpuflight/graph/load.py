@@ -54,9 +54,9 @@ def load_graph(path: str | os.PathLike[str]) -> LoadedGraph:
         if last is None:
             raise InputError(f"{name}: no round in this file")
         return last
+    with _opened(name) as file:
+        data = file.read(_MAX_INPUT_BYTES)
     try:
-        with _opened(name) as file:
-            data = file.read(_MAX_INPUT_BYTES)
         return parse_graph(data)
     except InputError as error:
         raise InputError(f"{name}: {error}") from None
