@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
+
 from hypothesis import given
+from hypothesis import strategies as st
 from tests.strategies import agreeing_graphs, graphs
 
 from gpuflight.graph import Graph, edges, nodes
+from gpuflight.graph import diff as diff_module
 from gpuflight.graph.codec import decode_diff, encode_diff
-from gpuflight.graph.diff import Noise, apply, diff
+from gpuflight.graph.diff import Noise, apply, apply_all, diff, merge_diffs
 
 
 @given(graphs(), graphs())
@@ -96,3 +100,41 @@ def test_unchanged_elements_keep_their_object() -> None:
     a = Graph([kept])
     b = Graph([kept, nodes.Host(hostname="new")])
     assert apply(diff(a, b), a).nodes[kept.id] is kept
+
+
+def _chain(graphs_: list[Graph]) -> list[diff_module.Diff]:
+    return [diff(a, b) for a, b in itertools.pairwise(graphs_)]
+
+
+@given(st.lists(graphs(max_nodes=3), min_size=1, max_size=5) | agreeing_graphs(4))
+def test_a_merged_difference_is_all_of_them_in_one(line: list[Graph]) -> None:
+    merged = merge_diffs(*_chain(line))
+    assert apply(merged, line[0]) == line[-1]
+    assert apply(merged, line[0]) == apply_all(_chain(line), line[0])
+
+
+@given(agreeing_graphs(4))
+def test_merging_is_associative_and_nothing_is_its_unit(line: list[Graph]) -> None:
+    one, two, three = _chain(line)
+    left = apply(merge_diffs(merge_diffs(one, two), three), line[0])
+    assert left == apply(merge_diffs(one, merge_diffs(two, three)), line[0]) == line[-1]
+    assert apply(merge_diffs(diff_module.Diff(), one), line[0]) == apply(one, line[0])
+
+
+@given(agreeing_graphs(4))
+def test_a_merged_difference_survives_its_json_form(line: list[Graph]) -> None:
+    change, _ = decode_diff(encode_diff(merge_diffs(*_chain(line)), 4), line[0])
+    assert apply(change, line[0]) == line[-1]
+
+
+def test_what_came_and_went_or_changed_back_is_not_told() -> None:
+    here, gone = _process(cpu_pct=1), Graph()
+    assert not merge_diffs(diff(gone, here), diff(here, gone))
+    assert not merge_diffs(diff(here, _process(cpu_pct=2)), diff(_process(cpu_pct=2), _process(cpu_pct=1)))
+    again = merge_diffs(diff(here, gone), diff(gone, _process(cpu_pct=2)))
+    assert again.counts() == {**dict.fromkeys(again.counts(), 0), "nodes_added": 1, "nodes_removed": 1}
+    # What it was before is known here, so only what is different is told.
+    moved = merge_diffs(
+        diff(here, _process(cpu_pct=3)), diff(_process(cpu_pct=3), gone), diff(gone, _process(cpu_pct=2))
+    )
+    assert moved.counts() == {**dict.fromkeys(moved.counts(), 0), "nodes_changed": 1}

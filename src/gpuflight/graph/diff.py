@@ -1,6 +1,7 @@
 """The difference of two graphs, and its application.
 
-``apply(diff(a, b), a) == b`` holds exactly when no noise filter is given.
+``apply(diff(a, b), a) == b`` holds exactly when no noise filter is given, and ``apply(merge_diffs(x, y), g)`` is
+``apply(y, apply(x, g))`` for differences that lead on from each other.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class Change(Struct, gc=False):
 
 
 class Diff(Struct, kw_only=True):
-    """Added and removed elements whole, changed ones before and after."""
+    """Added and removed elements whole, changed ones before and after. Removed goes first: in a merged difference, an
+    element that went and came again is both removed and added."""
 
     nodes_added: list[Entity] = field(default_factory=list)
     nodes_removed: list[str] = field(default_factory=list)
@@ -103,6 +105,71 @@ def apply_all(changes: Iterable[Diff], graph: Graph) -> Graph:
         edges.update((step.after.key, step.after) for step in change.edges_changed)
         edges.update((edge.key, edge) for edge in change.edges_added)
     return Graph.of(nodes, edges)
+
+
+def merge_diffs(*changes: Diff) -> Diff:
+    """One difference for several that lead on from each other, in this order. O(changes).
+
+    What came and went in between is not in it, nor what changed and changed back.
+    """
+    nodes = _Merge()
+    edges = _Merge()
+    for change in changes:
+        nodes.add(change.nodes_removed, ((step.after.id, step) for step in change.nodes_changed))
+        nodes.add_new((entity.id, entity) for entity in change.nodes_added)
+        edges.add(change.edges_removed, ((step.after.key, step) for step in change.edges_changed))
+        edges.add_new((edge.key, edge) for edge in change.edges_added)
+    nodes_added, nodes_removed, nodes_changed = nodes.result()
+    edges_added, edges_removed, edges_changed = edges.result()
+    return Diff(
+        nodes_added=nodes_added,
+        nodes_removed=nodes_removed,
+        nodes_changed=nodes_changed,
+        edges_added=edges_added,
+        edges_removed=edges_removed,
+        edges_changed=edges_changed,
+    )
+
+
+_ABSENT = object()
+_REMOVED = object()
+"""Before: it was there, but the difference that removed it does not say what it was. After: it is gone."""
+
+
+class _Merge:
+    """What became of the elements of one kind over several differences: (before the first, after the last) by key."""
+
+    def __init__(self) -> None:
+        self.states: dict[Any, tuple[Any, Any]] = {}
+
+    def add(self, removed: Iterable[Any], changed: Iterable[tuple[Any, Change]]) -> None:
+        states = self.states
+        for key in removed:
+            before = states[key][0] if key in states else _REMOVED
+            if before is _ABSENT:
+                del states[key]
+            else:
+                states[key] = (before, _REMOVED)
+        for key, step in changed:
+            states[key] = (states[key][0] if key in states else step.before, step.after)
+
+    def add_new(self, added: Iterable[tuple[Any, Any]]) -> None:
+        states = self.states
+        for key, element in added:
+            states[key] = (states[key][0] if key in states else _ABSENT, element)
+
+    def result(self) -> tuple[list[Any], list[Any], list[Any]]:
+        added, removed, changed = [], [], []
+        for key, (before, after) in self.states.items():
+            if before is _REMOVED or after is _REMOVED:
+                removed.append(key)
+            if after is _REMOVED:
+                continue
+            if before is _ABSENT or before is _REMOVED:
+                added.append(after)
+            elif before is not after and before != after:
+                changed.append(Change(before, after))
+        return added, removed, changed
 
 
 def _compare(old: dict[Any, Any], new: dict[Any, Any], noise: Noise | None) -> tuple[list[Any], list[Any], list[Any]]:

@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from gpuflight.graph.edges import Access, Belong, Host, Own, RunOn
 from gpuflight.graph.element import Edge, Entity, Metric
 from gpuflight.graph.graph import Graph
+from gpuflight.graph.joins import is_joined_half
 from gpuflight.graph.nodes import MessageQueue, Pipe, Process, Semaphore, SharedMemory, Thread
 
 HUBS: frozenset[type[Entity]] = frozenset({Pipe, SharedMemory, MessageQueue, Semaphore})
@@ -48,12 +49,13 @@ def lift(
     An end is lifted to whoever holds it (Belong, RunOn and Host upwards, Own from threads) up to the nearest entity of
     ``level``. A connection that says which processes hold an end (attributes ``source_processes`` and
     ``target_processes``: ids) is lifted to these only. Ends that nobody of the level holds are left out, or stand for
-    themselves if ``loose``; an object with more than ``fan_limit`` holders stands for itself always.
+    themselves if ``loose``; an object with more than ``fan_limit`` holders stands for itself always. A connection of
+    two hosts that are both known is told by the edge that joins them, not by its halves (``graph.joins``).
     O(nodes + edges) for a given limit.
     """
     lifter = _Lifter(graph, tuple(level), fan_limit, loose)
     for edge in graph.edges.values():
-        if edge.category == "data_stream":
+        if edge.category == "data_stream" and not is_joined_half(edge, graph):
             lifter.add(edge)
     lifter.meet()
     return lifter.result()

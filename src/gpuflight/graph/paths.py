@@ -33,6 +33,7 @@ from gpuflight.graph.edges import (
 )
 from gpuflight.graph.element import Edge, EdgeKey, Entity
 from gpuflight.graph.graph import Graph
+from gpuflight.graph.joins import is_joined_half
 from gpuflight.graph.nodes import (
     GPU,
     NPU,
@@ -265,6 +266,8 @@ def _tier(edge: Edge, graph: Graph) -> int:
         return 9  # the PCIe function of an NVSwitch is for its management, no data of a GPU passes it
     if isinstance(edge, NvLink) and edge.metrics.get("links_active_count") == 0:
         return 9
+    if is_joined_half(edge, graph):
+        return 9  # the connection is a way once, by the edge that joins its real ends
     if edge.category == "placement":
         return 2 if isinstance(edge, NumaAccess) else 1
     if edge.category == "data_stream" or isinstance(edge, Belong | RunOn):
