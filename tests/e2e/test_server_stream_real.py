@@ -144,6 +144,11 @@ def fds() -> int:
     return len(os.listdir("/proc/self/fd"))
 
 
+def resident_bytes() -> int:
+    with open("/proc/self/statm") as file:
+        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+
 def test_a_hundred_clients_of_which_ten_never_read(live: Live) -> None:
     async def test() -> None:
         live.round(0)
@@ -152,13 +157,15 @@ def test_a_hundred_clients_of_which_ten_never_read(live: Live) -> None:
         await until(lambda: live.hub.clients_count == 100)
         for reader in readers:
             await reader.has(1)
-        first_fds, first_threads = fds(), threading.active_count()
+        first_fds, first_threads, first_bytes = fds(), threading.active_count(), resident_bytes()
         number = 1
         while live.hub.clients_count > 90 or number < 40:
             number = (await asyncio.to_thread(live.round, number)).number
             for reader in readers:
                 await reader.has(number)
             assert fds() <= first_fds + 2
+            # A slice for each that never reads, and the rounds of a history: not what they missed.
+            assert resident_bytes() - first_bytes < 64 * 1024 * 1024
         # The server's ends of the ten are given back although the peers still hold theirs.
         await until(lambda: fds() <= first_fds - 10)
         assert threading.active_count() <= first_threads + 1  # the one of to_thread

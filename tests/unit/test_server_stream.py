@@ -16,6 +16,7 @@ from tests.unit.stream_rig import Rounds, SseClient, settle
 
 from gpuflight.graph import edges, nodes
 from gpuflight.graph.codec import decode_graph
+from gpuflight.round_codec import encode_round
 from gpuflight.server import hub as hub_module
 from gpuflight.server.app import create_app
 from gpuflight.server.hub import STOPPING, TOO_SLOW, StreamHub
@@ -214,7 +215,8 @@ def test_a_round_between_looking_and_attaching_is_not_missed() -> None:
         last = rig.round(3, 2)
         await client.has(3)
         await current.has(3)
-        assert [name for _, name, _ in client.events()] == ["graph"]
+        assert [name for _, name, _ in client.events()] == ["diff"]
+        client.body[:0] = b"id: 1\nevent: graph\ndata: " + encode_round(old) + b"\n\n"  # what it had
         assert client.graph() == current.graph() == last.graph != newer.graph
         for each in (client, current):
             each.gone()
@@ -239,11 +241,109 @@ def test_f18_a_slow_client_is_coalesced_then_goes_on() -> None:
         await slow.has(50)
         # One was under way when it stopped reading; the others were left out.
         assert slow.numbers()[:2] == [1, 2] and slow.numbers()[-1] == 50 and len(slow.numbers()) == 3
-        assert slow.events()[-1][1] == "graph" and slow.graph() == last.graph
+        assert [name for _, name, _ in slow.events()] == ["graph", "diff", "diff"] and slow.graph() == last.graph
         assert live.numbers() == list(range(1, 51)) and live.graph() == last.graph
         for each in (slow, live):
             each.gone()
             await each.task
+
+    run(test())
+
+
+def test_what_slow_clients_missed_is_put_together_once_for_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    for name in ("encode_round", "encode_round_diff", "merge_diffs"):
+        real = getattr(hub_module, name)
+
+        def counted(*given: Any, real: Any = real, name: str = name) -> Any:
+            calls.append(name)
+            return real(*given)
+
+        monkeypatch.setattr(hub_module, name, counted)
+
+    async def test() -> None:
+        rig = Rig(queue_events=2)
+        rig.round(*range(20))
+        slow, live = [rig.client() for _ in range(10)], rig.client()
+        for each in (*slow, live):
+            await each.has(1)
+        for each in slow:
+            each.hold()
+        for value in range(1, 9):
+            last = rig.round(value, *range(1, 20 + value % 2))
+            await live.has(last.number)
+        calls.clear()
+        for each in slow:
+            each.resume()
+        for each in slow:
+            await each.has(last.number)
+            assert each.graph() == last.graph and each.numbers() == [1, 2, 9]
+        assert sorted(calls) == ["encode_round_diff", "merge_diffs"] and rig.hub.merged_count == 1
+        # What waits in between is not in it: the process that came and went seven times.
+        assert b"nodes_added" not in slow[0].events()[-1][2]
+        for each in (*slow, live):
+            each.gone()
+            await each.task
+
+    run(test())
+
+
+@pytest.mark.parametrize("why", ["forgotten", "more than the graph", "broken"])
+def test_where_no_difference_helps_a_graph_comes(why: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def test() -> None:
+        rig = Rig()
+        rig.round(*range(20))
+        seen = f"1-{rig.hub.instance}"
+        last = rig.round(*range(1, 21))
+        if why == "more than the graph":
+            for _ in range(2):
+                last = rig.round(1)
+        elif why == "forgotten":
+            rig.rounds.history.max_bytes = 1
+            last = rig.round(*range(2, 22))
+        elif why == "broken":
+            monkeypatch.setattr(hub_module, "merge_diffs", None)
+        client = rig.client(("Last-Event-ID", seen))
+        await client.has(last.number)
+        assert [name for _, name, _ in client.events()] == ["graph"] and client.graph() == last.graph
+        again = rig.round(99)
+        await client.has(again.number)
+        assert client.graph() == again.graph
+        client.gone()
+        await client.task
+
+    run(test())
+
+
+def test_rounds_that_come_while_differences_are_put_together_are_not_missed(monkeypatch: pytest.MonkeyPatch) -> None:
+    begun, go_on = threading.Event(), threading.Event()
+    real = hub_module.merge_diffs
+
+    def held(*given: Any) -> Any:
+        begun.set()
+        assert go_on.wait(10)
+        return real(*given)
+
+    async def test() -> None:
+        rig = Rig()
+        values = list(range(20))
+        first = rig.round(*values)
+        rig.round(*values[1:])
+        monkeypatch.setattr(hub_module, "merge_diffs", held)
+        client = rig.client(("Last-Event-ID", f"1-{rig.hub.instance}"))
+        await asyncio.to_thread(begun.wait, 10)
+        for value in range(3):
+            last = rig.round(value, *values[2:])
+        await settle()
+        go_on.set()
+        await client.has(last.number)
+        assert client.numbers() == [2, 5]
+        last = rig.round(7, *values[2:])
+        await client.has(last.number)
+        client.body[:0] = b"id: 1\nevent: graph\ndata: " + encode_round(first) + b"\n\n"
+        assert client.graph() == last.graph and client.numbers() == [1, 2, 5, 6]
+        client.gone()
+        await client.task
 
     run(test())
 
@@ -371,10 +471,15 @@ def test_a_hundred_clients_of_which_ten_never_read() -> None:
         for client in dead:
             client.hold()
         threads = threading.active_count()
+        waiting = list(rig.hub._clients)
         for value in range(1, 60):
             last = rig.round(value, value // 2, *([value] if value % 3 else []))
             for client in live:
                 await client.has(last.number)
+            # What one that never reads costs: the event under way, and references to at most so many shared ones.
+            assert all(len(each._queue) <= 4 for each in waiting)
+            assert all(client.transport and len(client.transport.buffered) < 1000 for client in dead)
+            assert len(rig.hub._merged) == 0 and len(rig.hub._inbox) <= 1
             if value == 30:
                 rig.tick(30)
                 rig.tick(2)

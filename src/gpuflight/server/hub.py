@@ -1,7 +1,9 @@
 """The live stream: every round, encoded once, to any number of clients, none of which can hold up another.
 
-A client has a bounded queue of references to shared bytes. One that does not keep up loses its queue and gets the
-newest graph whole instead (it is *coalesced*); one to which nothing could be sent for ``stall_s`` is closed.
+A client has a bounded queue of references to shared bytes. One that does not keep up loses its queue and gets all that
+changed meanwhile as one difference instead (it is *coalesced*), as does one that comes again; where the history does
+not reach so far back, or that would be no less, it gets the newest graph whole. One to which nothing could be sent for
+``stall_s`` is closed.
 
 The core's thread calls ``publish``, which never waits; everything else happens in the server's event loop.
 """
@@ -17,16 +19,14 @@ from collections import Counter, deque
 from collections.abc import AsyncIterator, Callable
 from typing import Any, Literal, Protocol
 
-from msgspec import Struct
 from msgspec.structs import replace
 
-from gpuflight.graph.diff import diff
+from gpuflight.graph.diff import merge_diffs
 from gpuflight.round_codec import encode_round, encode_round_diff
 from gpuflight.rounds import Round
+from gpuflight.server.hub_events import HEARTBEAT, Event, Heartbeat
 
 log = logging.getLogger(__name__)
-
-SLICE_BYTES = 1024 * 1024
 
 TOO_SLOW = "too slow: nothing could be sent for a while"
 STOPPING = "the server is stopping"
@@ -35,55 +35,8 @@ STOPPING = "the server is stopping"
 class PastRounds(Protocol):
     """What the hub needs of ``core.history.History``."""
 
-    def get(self, number: int) -> Round | None:
-        """A past round, None if it is not kept."""
-
-
-class Event(Struct):
-    """One message to clients: the state of round ``number`` as a whole, or what leads to it from the event before.
-
-    ``data`` is JSON. Each form of the message is made when the first client asks for it, and shared by all.
-    """
-
-    number: int
-    name: Literal["graph", "diff"]
-    id: str
-    data: bytes
-    sse_pieces: tuple[bytes, ...] = ()
-    chunked_pieces: tuple[bytes, ...] = ()
-    json_text: str = ""
-
-    def sse(self) -> tuple[bytes, ...]:
-        """As an event of SSE, in slices: what a connection holds for a slow client is a slice and not a graph."""
-        if not self.sse_pieces:
-            frame = b"id: %s\nevent: %s\ndata: %s\n\n" % (self.id.encode(), self.name.encode(), self.data)
-            self.sse_pieces = tuple(frame[start : start + SLICE_BYTES] for start in range(0, len(frame), SLICE_BYTES))
-        return self.sse_pieces
-
-    def chunked(self) -> tuple[bytes, ...]:
-        """``sse`` in the chunked encoding of HTTP/1.1."""
-        if not self.chunked_pieces:
-            self.chunked_pieces = tuple(map(chunk, self.sse()))
-        return self.chunked_pieces
-
-    def text(self) -> str:
-        """``{"id", "event", "data"}`` as JSON."""
-        if not self.json_text:
-            self.json_text = f'{{"id":"{self.id}","event":"{self.name}","data":{self.data.decode()}}}'
-        return self.json_text
-
-
-def chunk(piece: bytes) -> bytes:
-    """One chunk of the chunked encoding."""
-    return b"%x\r\n%s\r\n" % (len(piece), piece)
-
-
-class _Heartbeat:
-    """The type of HEARTBEAT."""
-
-
-HEARTBEAT = _Heartbeat()
-"""What a client gets to send when nothing else is to be sent."""
+    def rounds(self, first: int, last: int) -> list[Round]:
+        """The rounds kept of these numbers, oldest first, with their differences."""
 
 
 class StreamClient:
@@ -110,29 +63,32 @@ class StreamClient:
         self._sending_since_s: float | None = None
         self._close_at_s = 0.0
         self._idle_since_s = hub.now_s()
-        self._resuming: asyncio.Task[None] | None = None
+        self._holds = False
+        """Whether it has the state of the round at ``position``, so that a difference from there leads on."""
 
-    def __aiter__(self) -> AsyncIterator[Event | _Heartbeat]:
+    def __aiter__(self) -> AsyncIterator[Event | Heartbeat]:
         return self
 
-    async def __anext__(self) -> Event | _Heartbeat:
+    async def __anext__(self) -> Event | Heartbeat:
         while True:
             if self.reason:
                 raise StopAsyncIteration
-            if self._resuming is None:
-                if self._behind:
-                    event = self._hub.newest_graph(self.position)
-                    if event is not None:
-                        self._behind = False
-                        self.position = self._tail = event.number
-                        return event
-                elif self._queue:
-                    event = self._queue.popleft()
-                    self.position = event.number
+            if self._behind:
+                event = await self._hub.catch_up(self.position, self._holds)
+                if self.reason:
+                    continue
+                if event is not None:
+                    self.position = self._tail = event.number
+                    self._holds = True
+                    self._behind = not self._hub.is_newest(event.number)
                     return event
-                if self._beat:
-                    self._beat = False
-                    return HEARTBEAT
+            elif self._queue:
+                event = self._queue.popleft()
+                self.position = event.number
+                return event
+            if self._beat:
+                self._beat = False
+                return HEARTBEAT
             self._waiter = asyncio.get_running_loop().create_future()
             try:
                 await self._waiter
@@ -159,16 +115,6 @@ class StreamClient:
             self._close_at_s = self._hub.now_s()
             self._queue.clear()
             self._wake()
-
-    def _resumed(self, event: Event | None) -> None:
-        """What a client that comes again gets first; None for the newest graph."""
-        self._resuming = None
-        if event is None:
-            self.position = -1
-            self._fall_behind()
-        elif not self._behind:
-            self._queue.appendleft(event)
-        self._wake()
 
     def _push(self, number: int, event: Event | None) -> None:
         """The newest round; without event if no difference leads to it from the round before."""
@@ -239,6 +185,7 @@ class StreamHub:
         self.now_s = now_s
         self.events_count = 0
         self.coalesced_count = 0
+        self.merged_count = 0
         self.aborted_count = 0
         self.closed_counts: Counter[str] = Counter()
         self._lock = threading.Lock()
@@ -252,7 +199,8 @@ class StreamHub:
         # Only in the loop.
         self._newest: Round | None = None
         self._newest_graph: Event | None = None
-        self._resumes: dict[tuple[int, int], asyncio.Task[Event | None]] = {}
+        self._history: PastRounds | None = None
+        self._merged: dict[tuple[int, int], asyncio.Task[Event | None]] = {}
         self._timer: asyncio.TimerHandle | None = None
 
     @property
@@ -266,6 +214,7 @@ class StreamHub:
             "clients": len(self._clients),
             "events": self.events_count,
             "coalesced": self.coalesced_count,
+            "merged": self.merged_count,
             "aborted": self.aborted_count,
             "closed": dict(self.closed_counts),
         }
@@ -320,22 +269,23 @@ class StreamHub:
             self._clients.add(client)
         if latest is not None and (self._newest is None or self._newest.number < latest.number):
             self._newest, self._newest_graph = latest, None
+        self._history = history
         since = self._number_of(last_event_id)
         if latest is None:
             client._fall_behind()
-        elif since is None or since > latest.number or history is None:
+        elif since is None or since > latest.number:
             client.position = -1
             client._fall_behind()
-        elif since < latest.number:
-            client._resuming = loop.create_task(self._resume(client, since, latest, history))
+        else:
+            client.position, client._holds = since, True
+            if since < latest.number:
+                client._fall_behind()
         if self._timer is None:
             self._timer = loop.call_later(self._tick_s, self._on_timer)
         return client
 
     def detach(self, client: StreamClient) -> None:
         """Forget a client: the one place where they go, however they ended. May be called twice."""
-        if client._resuming is not None:
-            client._resuming.cancel()
         with self._lock:
             if client not in self._clients:
                 return
@@ -344,8 +294,8 @@ class StreamHub:
             if self._clients:
                 return
             self._inbox.clear()
-        self._newest = self._newest_graph = None
-        self._resumes.clear()
+        self._newest = self._newest_graph = self._history = None
+        self._merged.clear()
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -367,6 +317,26 @@ class StreamHub:
         now_s = self.now_s()
         for client in list(self._clients):
             client._tick(now_s)
+
+    def is_newest(self, number: int) -> bool:
+        """Whether there is no round after this one."""
+        return self._newest is None or self._newest.number <= number
+
+    async def catch_up(self, position: int, holds: bool) -> Event | None:
+        """What leads to the newest round from round ``position``, made once for all who come from there; None if that
+        is the newest. ``holds``: whether the client has that round, else it needs the graph."""
+        newest = self._newest
+        if newest is None or newest.number <= position:
+            return None
+        if holds:
+            way = (position, newest.number)
+            task = self._merged.get(way)
+            if task is None:
+                task = self._merged[way] = asyncio.create_task(self._merge(position, newest))
+            event = await asyncio.shield(task)  # shared: it goes on if this client goes
+            if event is not None:
+                return event
+        return self.newest_graph(position)
 
     def newest_graph(self, after: int) -> Event | None:
         """The newest round whole, if its number is above ``after``."""
@@ -398,34 +368,35 @@ class StreamHub:
         for done, follows in arrived:
             if self._newest is None or done.number > self._newest.number:
                 self._newest, self._newest_graph = done, None
-                self._resumes.clear()
+                self._merged.clear()
             event = None
             if follows and any(client.takes(done.number) for client in clients):
                 event = self._event(done.number, "diff", encode_round_diff(done))
             for client in clients:
                 client._push(done.number, event)
 
-    async def _resume(self, client: StreamClient, since: int, latest: Round, history: PastRounds) -> None:
-        """Give a client what changed since a round, worked out beside the loop, once for all who come from there."""
-        task = self._resumes.get((since, latest.number))
-        if task is None:
-            task = self._resumes[since, latest.number] = asyncio.create_task(self._since(since, latest, history))
-        event = None
-        try:
-            event = await asyncio.shield(task)
-        except Exception:
-            log.exception("a stream could not be resumed; its client gets the whole graph")
-        client._resumed(event)
+    async def _merge(self, since: int, latest: Round) -> Event | None:
+        """What changed from a past round to a newer one; None if it is not known, or no less than the graph."""
+        history = self._history
 
-    async def _since(self, since: int, latest: Round, history: PastRounds) -> Event | None:
         def work() -> bytes | None:
-            past = history.get(since)
-            if past is None:
+            past = history.rounds(since, latest.number) if history is not None else []
+            if [done.number for done in past] != list(range(since, latest.number + 1)):
                 return None
-            return encode_round_diff(replace(latest, diff=diff(past.graph, latest.graph)))
+            merged = merge_diffs(*(done.diff for done in past[1:]))
+            if sum(merged.counts().values()) > len(latest.graph.nodes) + len(latest.graph.edges):
+                return None
+            return encode_round_diff(replace(latest, diff=merged))
 
-        data = await asyncio.to_thread(work)
-        return self._event(latest.number, "diff", data) if data is not None else None
+        try:
+            data = await asyncio.to_thread(work)
+        except Exception:
+            log.exception("differences could not be put together; clients get the whole graph")
+            return None
+        if data is None:
+            return None
+        self.merged_count += 1
+        return self._event(latest.number, "diff", data)
 
     def _number_of(self, event_id: str | None) -> int | None:
         number, _, instance = (event_id or "").strip().partition("-")

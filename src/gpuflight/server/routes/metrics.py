@@ -135,9 +135,8 @@ def _subscribers(text: _Text, state: ServerState) -> None:
 def _stream(text: _Text, hub: StreamHub) -> None:
     text.add("stream_clients", "gauge", "Clients of the live stream.", hub.clients_count)
     text.add("stream_events_total", "counter", "Events encoded, each once for all clients.", hub.events_count)
-    text.add(
-        "stream_coalesced_total", "counter", "Times that a client got a graph for what it missed.", hub.coalesced_count
-    )
+    text.add("stream_coalesced_total", "counter", "Times that a client did not keep up.", hub.coalesced_count)
+    text.add("stream_merged_total", "counter", "Differences put together of several rounds.", hub.merged_count)
     text.add("stream_aborted_total", "counter", "Clients cut off because they did not read.", hub.aborted_count)
     for reason, count in sorted(hub.closed_counts.items()):
         text.add("stream_closed_total", "counter", "Streams that ended, by reason.", count, {"reason": reason})

@@ -16,7 +16,8 @@ from gpuflight.server import auth
 from gpuflight.server.auth import Role, require
 from gpuflight.server.deps import State
 from gpuflight.server.errors import ApiError, error_response
-from gpuflight.server.hub import STOPPING, Event, StreamClient, chunk
+from gpuflight.server.hub import STOPPING, StreamClient
+from gpuflight.server.hub_events import Event, chunk
 from gpuflight.server.samples import sample
 from gpuflight.server.state import ServerState
 from gpuflight.server.transport import SCOPE_KEY
@@ -63,7 +64,7 @@ async def stream(
 ) -> Response:
     """The first event is the newest graph, or what changed since ``Last-Event-ID`` while the server remembers it.
 
-    A client that reads too slowly gets the newest graph instead of what it missed; one that does not read is closed.
+    A client that reads too slowly gets what it missed as one difference; one that does not read is closed.
     """
     return EventStream(state, last_event_id_header or last_event_id, max_events)
 
