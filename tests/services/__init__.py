@@ -1,0 +1,1 @@
+"""Real servers that tests deliver to, each in a process of its own on loopback."""
