@@ -193,6 +193,16 @@ def decode_diff(data: bytes | str, before: Graph) -> tuple[Diff, DiffLine]:
     return change, line
 
 
+def entity_of(plain: dict[str, Any]) -> Entity:
+    """One node of the JSON form. Raises InputError."""
+    return _node(plain)
+
+
+def edge_of(plain: dict[str, Any]) -> Edge:
+    """One edge of the JSON form. Raises InputError."""
+    return _edge(plain)
+
+
 def edge_kind_table() -> dict[str, dict[str, Any]]:
     """What every edge of a kind has in common."""
     return {name: {"category": kind.category, "directed": kind.directed} for name, kind in edge_kinds().items()}
@@ -360,9 +370,11 @@ __all__ = [
     "decode_graph",
     "document",
     "edge_kind_table",
+    "edge_of",
     "encode",
     "encode_diff",
     "encode_graph",
+    "entity_of",
     "graph_of",
     "time_from_text",
     "time_text",
