@@ -200,7 +200,7 @@ class FakeProcFs:
         self.opened: list[tuple[int | str, str]] = []
         self.index = FdIndex()
         self.own: int | OSError = OWN
-        self.hidden: dict[int, list[FdRef]] = {}
+        self.hidden: dict[int, tuple[FdRef, ...]] = {}
         self.texts: dict[str, str] = {}
 
     def add(self, pid: int, *inodes: int, netns: int | OSError = OWN, start: int = 100) -> str:
@@ -208,14 +208,15 @@ class FakeProcFs:
         self.stats[pid] = process_stat(pid, start)
         self.namespaces[pid] = netns
         for fd, inode in enumerate(inodes, 3):
-            self.index.sockets.setdefault(inode, []).append(FdRef(pid, fd, True, True))
+            held = self.index.sockets.get(inode, ())
+            self.index.sockets[inode] = (*held, FdRef(pid, fd, True, True))
         return self.stats[pid].id
 
     def end(self, pid: int) -> None:
         """The process ends."""
         del self.stats[pid]
         for inode, references in list(self.index.sockets.items()):
-            self.index.sockets[inode] = [reference for reference in references if reference.pid != pid]
+            self.index.sockets[inode] = tuple(reference for reference in references if reference.pid != pid)
             if not self.index.sockets[inode]:
                 del self.index.sockets[inode]
 

@@ -43,7 +43,7 @@ def test_kinds_of_descriptor(proc: FakeProc) -> None:
     proc.open(42, 14, "net:[4026531840]")
     proc.next_round()
     index = proc.procfs.fds()
-    assert index.sockets == {100: [FdRef(42, 2, True, True)]}
+    assert index.sockets == {100: (FdRef(42, 2, True, True),)}
     assert index.pipes == {200: [FdRef(42, 3, False, True), FdRef(43, 0, True, False)]}
     assert index.anon == {"eventfd": {42: 2}, "inotify": {42: 1}}
     assert set(index.paths) == {
@@ -87,7 +87,7 @@ def test_a_process_that_did_nothing_is_not_read_again(proc: FakeProc) -> None:
     proc.next_round()
     index = proc.procfs.fds()
     assert links_read(proc, 42) == 1
-    assert index.sockets == {100: [FdRef(42, 2, True, True)]}
+    assert index.sockets == {100: (FdRef(42, 2, True, True),)}
 
 
 def test_a_process_that_ran_is_read_again(proc: FakeProc) -> None:
@@ -166,7 +166,7 @@ def test_unowned_sockets_are_looked_for_at_once(proc: FakeProc) -> None:
     proc.next_round()
     assert set(proc.procfs.fds().sockets) == {100}
     index = proc.procfs.fds(verify_sockets={101})
-    assert index.sockets == {101: [FdRef(42, 3, True, True)]}
+    assert index.sockets == {101: (FdRef(42, 3, True, True),)}
     assert proc.procfs.fds() is index
 
 

@@ -13,7 +13,6 @@ from gpuflight.collectors.base import Batch, Collector
 from gpuflight.collectors.rates import Rates
 from gpuflight.errors import SourceUnavailable
 from gpuflight.graph import Edge, Entity, edges, nodes
-from gpuflight.graph.rows import Rows
 from gpuflight.sources.cpus import CpuTopology
 from gpuflight.sources.numa_maps import parse_numa_maps
 from gpuflight.sources.sysfs import SysFs, format_list, parse_list, reason
@@ -74,10 +73,11 @@ class Numa(Collector):
         self._layout: Batch | None = None
         self._generation = -1
         self._round = 0
-        self._only_node_rows = Rows(_on_only_node)
+        self._only_node: dict[int, tuple[nodes.Process, ProcStat, Edge]] = {}
 
     def observe(self, world: World) -> None:
         self._round += 1
+        self._only_node_before, self._only_node = self._only_node, {}
         self._clock = world.clock
         self._sysfs: SysFs = world.sysfs
         self._procfs: ProcFs = world.procfs
@@ -116,6 +116,9 @@ class Numa(Collector):
         if topology is None or not topology.nodes:
             return Batch()
         batch = Batch()
+        if len(topology.nodes) == 1:
+            self._on_only_node(entities, next(iter(topology.nodes)), batch)
+            return batch
         found = []
         for entity in entities:
             stat = self._processes.get(entity.pid)
@@ -123,18 +126,6 @@ class Numa(Collector):
                 self.lose("vanished processes")
             elif not stat.kernel_thread:
                 found.append((entity, stat))
-        if len(topology.nodes) == 1:
-            only = next(iter(topology.nodes))
-            page_size, target = self._procfs.page_size, _numa_id(only)
-            batch.edges.extend(
-                self._only_node_rows.elements(
-                    [
-                        (entity.id, target, self._allowed_of(entity, stat).cpus, stat.rss_pages * page_size)
-                        for entity, stat in found
-                    ]
-                )
-            )
-            return batch
         self._read_memory([stat for _, stat in found])
         sets: dict[str, list[int]] = {}
         for entity, stat in found:
@@ -144,6 +135,29 @@ class Numa(Collector):
             batch.nodes.append(numa_set)
             batch.edges.extend(edges.NumaSetContain(numa_set.id, _numa_id(index)) for index in members)
         return batch
+
+    def _on_only_node(self, entities: Sequence[nodes.Process], only: int, batch: Batch) -> None:
+        """The edges of a host with one node; a process that neither ran nor was asked anew keeps its edge."""
+        before, known = self._only_node_before, self._only_node
+        rounds, turn = self.settings.affinity_recheck_rounds, self._round
+        page_size, target = self._procfs.page_size, _numa_id(only)
+        for entity in entities:
+            pid = entity.pid
+            stat = self._processes.get(pid)
+            if stat is None or stat.start != entity.start:
+                self.lose("vanished processes")
+                continue
+            if stat.kernel_thread:
+                continue
+            kept = before.get(pid)
+            if kept is None or kept[0] is not entity or kept[1] is not stat or not (turn + pid) % rounds:
+                cpus = self._allowed_of(entity, stat).cpus
+                edge = _to_only_node(entity.id, target, cpus, stat.rss_pages * page_size)
+                if kept is not None and kept[2] == edge:
+                    edge = kept[2]
+                kept = (entity, stat, edge)
+            known[pid] = kept
+            batch.edges.append(kept[2])
 
     # -- nodes ---------------------------------------------------------------------------------------------------
 
@@ -383,7 +397,7 @@ def _layout(topology: CpuTopology) -> Batch:
     return batch
 
 
-def _on_only_node(process: str, target: str, cpus: str, resident_bytes: int) -> Edge:
+def _to_only_node(process: str, target: str, cpus: str, resident_bytes: int) -> Edge:
     """One node holds everything: its share is the resident size, and numa_maps is not worth its page walk."""
     attributes: dict[str, object] = {"resident_source": "rss"}
     if cpus:

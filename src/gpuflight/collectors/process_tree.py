@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 from msgspec import Struct
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 ACCELERATORS = ("/dev/nvidia", "/dev/davinci", "/dev/kfd", "/dev/dri/renderD", "/dev/accel")
 """Beginnings of the device files that a process with a GPU or an NPU holds open."""
 
+_id_of = attrgetter("id")
 _RATES = ("cpu_pct", "major_faults_per_s", "minor_faults_per_s")
 _UNKNOWN_RATES = dict.fromkeys(_RATES, FIRST_READING)
 
@@ -89,6 +91,7 @@ class ProcessTree(Collector):
         self._children: dict[int, list[ProcStat]] | None = None
         self._emitted: set[int] = set()
         self._vanished: set[str] = set()
+        self._seeded: set[str] = set()
         self._descend: set[str] = set()
         self._host_emitted = False
         self._no_exe = 0
@@ -102,11 +105,14 @@ class ProcessTree(Collector):
         batch = Batch()
         if self.settings.seed_all:
             self._seed_all(batch)
+            self._seeded = set(map(_id_of, batch.nodes))
         return self._finished(batch)
 
     def expand(self, entities: Sequence[nodes.Process]) -> Batch:
         """Each process with its ancestors; with its children if it, or an ancestor, was asked for (``seeded``)."""
         batch = Batch()
+        if self._seeded.issuperset(map(_id_of, entities)):
+            return batch
         for entity in entities:
             stat = self._now.get(entity.pid)
             if stat is None or stat.start != entity.start:

@@ -8,7 +8,7 @@ from gpuflight.collectors.base import Collector
 from gpuflight.graph import edges, nodes
 
 if TYPE_CHECKING:
-    from gpuflight.sources.procfs import ProcFs, ProcStat
+    from gpuflight.sources.procfs import FdRef, ProcFs, ProcStat
 
 
 class SocketOwners:
@@ -26,6 +26,8 @@ class SocketOwners:
         self.same = False
         """Whether every socket is held by the same processes as in the round before."""
         self._missing: set[int] = set()
+        self._inodes: set[int] = set()
+        self._references: list[tuple[FdRef, ...] | None] = []
 
     def begin(self, procfs: ProcFs, inodes: set[int]) -> None:
         """Look up this round's owners of the sockets that exist (``inodes``). Raises SourceUnavailable."""
@@ -39,10 +41,21 @@ class SocketOwners:
         self._last_anchors, self._anchors = self._anchors, {}
         self._processes = procfs.processes()
         self._last_by_pid, self._by_pid = self._by_pid, {}
-        of_pid, find = self._of_pid, index.sockets.get
+        if inodes == self._inodes:
+            inodes = self._inodes  # in the same order as before
+        references_of = list(map(index.sockets.get, inodes))
+        # Of most hosts all is as it was: seen by comparing the whole column, which holds the same objects.
+        self.same = (
+            inodes is self._inodes
+            and references_of == self._references
+            and all(self._of_pid(pid) == owner for pid, owner in self._last_by_pid.items())
+        )
+        self._inodes, self._references = inodes, references_of
+        if self.same:
+            return
+        of_pid = self._of_pid
         by_inode: dict[int, tuple[str, ...]] = {}
-        for inode in inodes:
-            references = find(inode)
+        for inode, references in zip(inodes, references_of, strict=True):
             if references is None:
                 continue
             if len(references) == 1:

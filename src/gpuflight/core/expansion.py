@@ -11,6 +11,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from operator import attrgetter
 from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct, field
@@ -31,6 +32,7 @@ KEEP_LAST_ANSWER_ROUNDS = 3
 """For how many rounds the last answer of a collector that fails or hangs stands in for it, marked with its age."""
 
 _LEAST_PATIENCE_S = 0.1
+_id_of = attrgetter("id")
 
 
 class ExpansionLimits(Protocol):
@@ -239,6 +241,8 @@ class _Frontier:
 
     def add(self, entities: list[Entity]) -> None:
         seen, new = self._seen, self._new
+        if seen.issuperset(map(_id_of, entities)):  # most answers name only what is known: the edges are what they add
+            return
         for entity in entities:
             if entity.id not in seen:
                 seen.add(entity.id)

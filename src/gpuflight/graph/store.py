@@ -160,9 +160,12 @@ class _Table:
         made: set[Any] = set()
         for batch in batches:
             numbers = list(map(id, batch))
+            if identities.issuperset(numbers):  # all as it was
+                again.update(numbers)
+                continue
             known = list(map(identities.__contains__, numbers))
             fresh = list(compress(batch, map(not_, known)))
-            same_batch = set(compress(numbers, known)) if fresh else identities.intersection(numbers)
+            same_batch = set(compress(numbers, known))
             positions: dict[int, int] = {}
             for key, new in zip(map(key_of, fresh), fresh, strict=True):
                 if (
@@ -186,10 +189,7 @@ class _Table:
                 if first is not new:
                     reported[key] = merge(first, new)
                     made.add(key)
-            if again:
-                again |= same_batch
-            else:
-                again = same_batch
+            again |= same_batch
         if again and reported:  # reported unchanged after something else had been reported
             for key, new in reported.items():
                 if key not in merged_with_old and (old := elements.get(key)) is not None and id(old) in again:

@@ -79,7 +79,7 @@ class FdIndex:
     __slots__ = ("anon", "counts", "fifo_paths", "fifos", "inodes", "paths", "pipes", "sockets", "unreadable_pids")
 
     def __init__(self) -> None:
-        self.sockets: dict[int, list[FdRef]] = {}
+        self.sockets: dict[int, tuple[FdRef, ...]] = {}
         self.pipes: dict[int, list[FdRef]] = {}
         self.paths: dict[str, list[FdRef]] = {}
         self.fifos: dict[Inode, list[FdRef]] = {}
@@ -93,13 +93,16 @@ class FdIndex:
         """The pids that hold a path open that begins with one of ``prefixes``, e.g. ``/dev/nvidia``."""
         return {ref.pid for path, refs in self.paths.items() if path.startswith(prefixes) for ref in refs}
 
-    def add(self, entries: Iterable[_Entry]) -> None:
+    def add(self, own_sockets: dict[int, tuple[FdRef, ...]], others: Iterable[_Entry]) -> None:
         """Put one process's descriptors in."""
         sockets, pipes, paths = self.sockets, self.pipes, self.paths
-        for _, kind, key, ref, inode, fifo in entries:
-            if kind == _SOCKET:
-                sockets.setdefault(key, []).append(ref)  # type: ignore[arg-type]
-            elif kind == _PIPE:
+        if sockets.keys().isdisjoint(own_sockets.keys()):
+            sockets.update(own_sockets)
+        else:  # inherited over a fork, or sent
+            for inode_number, refs in own_sockets.items():
+                sockets[inode_number] = sockets.get(inode_number, ()) + refs
+        for _, kind, key, ref, inode, fifo in others:
+            if kind == _PIPE:
                 pipes.setdefault(key, []).append(ref)  # type: ignore[arg-type]
             elif kind == _PATH:
                 paths.setdefault(key, []).append(ref)  # type: ignore[arg-type]
@@ -116,7 +119,10 @@ class FdIndex:
 class _Table:
     """The descriptors of one process as last read."""
 
-    __slots__ = ("count", "directory", "entries", "kept", "read_round", "size", "start", "stat", "unreadable")
+    __slots__ = (
+        *("count", "directory", "entries", "kept", "others", "read_round", "size", "sockets", "start", "stat"),
+        "unreadable",
+    )
 
     def __init__(self, directory: str, start: int) -> None:
         self.directory = directory
@@ -125,9 +131,25 @@ class _Table:
         self.size = -1
         self.count: int | None = None
         self.entries: dict[str, _Entry] = {}
-        self.kept: list[_Entry] = []  # the entries that the index takes
+        self.kept: list[_Entry] = []  # the entries that the index takes: its sockets, and the others
+        self.sockets: dict[int, tuple[FdRef, ...]] = {}
+        self.others: list[_Entry] = []
         self.read_round = -1  # round in which every link was read
         self.unreadable = False
+
+    def keep(self, kept: list[_Entry]) -> bool:
+        """Take over what was read; True if it is not what it was."""
+        if kept == self.kept:
+            return False
+        self.kept = kept
+        self.others = [entry for entry in kept if entry.kind != _SOCKET]
+        sockets: dict[int, tuple[FdRef, ...]] = {}
+        for entry in kept:
+            if entry.kind == _SOCKET:
+                inode = int(entry.key)
+                sockets[inode] = (*sockets.get(inode, ()), entry.ref)
+        self.sockets = sockets
+        return True
 
 
 class FdScanner:
@@ -192,7 +214,7 @@ class FdScanner:
                 break
             links += len(table.entries)
             self._read(pid, table, round_number, full=True)
-            wanted.difference_update(entry.key for entry in table.kept if entry.kind == _SOCKET)
+            wanted.difference_update(table.sockets)
         if links < most:
             self._ownerless.update(dict.fromkeys(wanted, round_number))
         self._index = self._build()
@@ -223,7 +245,8 @@ class FdScanner:
         except PermissionError:
             return self._closed_to_us(table)
         except OSError:  # it ended
-            table.entries, table.kept, table.count = {}, [], None
+            table.entries, table.count = {}, None
+            table.keep([])
             return True
         table.unreadable = False
         table.count = len(names)
@@ -246,16 +269,13 @@ class FdScanner:
         if entries == known:
             return False
         table.entries = entries
-        kept = [entry for entry in entries.values() if entry.kind != _OTHER]
-        changed = kept != table.kept
-        table.kept = kept
-        return changed
+        return table.keep([entry for entry in entries.values() if entry.kind != _OTHER])
 
     @staticmethod
     def _closed_to_us(table: _Table) -> bool:
-        changed = bool(table.kept)
+        changed = table.keep([])
         table.unreadable = True
-        table.entries, table.kept = {}, []
+        table.entries = {}
         table.count = table.size if table.size > 0 else None
         return changed
 
@@ -296,7 +316,7 @@ class FdScanner:
     def _build(self) -> FdIndex:
         index = FdIndex()
         for pid, table in self._tables.items():
-            index.add(table.kept)
+            index.add(table.sockets, table.others)
             if table.count is not None:
                 index.counts[pid] = table.count
             index.unreadable_pids += table.unreadable

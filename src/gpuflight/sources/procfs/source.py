@@ -232,9 +232,12 @@ class ProcFs(Machine):
 
     def namespace(self, pid: int, kind: str) -> int:
         """Inode of a namespace of the process: ``net``, ``mnt``, ``pid``, ``ipc``, ``uts``, ``user``, ``cgroup``."""
-        value: int = self._fact(
-            pid, "ns " + kind, lambda: parse_namespace(self.fs.readlink(f"{self.root}/{pid}/ns/{kind}"))
-        )
+        name = "ns " + kind
+        known = self._known.get(pid)
+        if known is not None and name in known.facts:  # asked several times per process and round
+            found: int = known.facts[name]
+            return found
+        value: int = self._fact(pid, name, lambda: parse_namespace(self.fs.readlink(f"{self.root}/{pid}/ns/{kind}")))
         return value
 
     def user(self, uid: int) -> str | None:

@@ -35,11 +35,8 @@ class ProcStat(Struct, gc=False):
     processor: int
     start_stack: int
     id: str
-
-    @property
-    def kernel_thread(self) -> bool:
-        """Whether this is a thread of the kernel: no memory, no descriptors, no executable of its own."""
-        return bool(self.flags & _PF_KTHREAD)
+    kernel_thread: bool
+    """Whether this is a thread of the kernel: no memory, no descriptors, no executable of its own."""
 
     @property
     def cpu_ticks(self) -> int:
@@ -64,6 +61,7 @@ def parse_stat(raw: bytes) -> ProcStat:
         raise ValueError(f"stat record of {len(fields) + 2} fields")
     pid = int(raw[:left])
     start = int(fields[19])
+    flags = int(fields[6])
     return ProcStat(
         pid,
         decode(raw[left + 1 : right]),
@@ -71,7 +69,7 @@ def parse_stat(raw: bytes) -> ProcStat:
         int(fields[1]),
         int(fields[2]),
         int(fields[3]),
-        int(fields[6]),
+        flags,
         int(fields[7]),
         int(fields[9]),
         int(fields[11]),
@@ -82,6 +80,7 @@ def parse_stat(raw: bytes) -> ProcStat:
         int(fields[36]),
         int(fields[25]),
         f"Process(pid={pid},start={start})",
+        bool(flags & _PF_KTHREAD),
     )
 
 
