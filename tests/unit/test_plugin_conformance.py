@@ -16,7 +16,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from pydantic import BaseModel, ValidationError
-from tests.fakes.http_receiver import url_elsewhere
+from tests.services.sinks import settings_of
 from tests.strategies import graphs
 from tests.unit.server_fixture import small
 
@@ -190,14 +190,6 @@ def test_nothing_at_all_is_a_picture_too(layout: str, renderer: str) -> None:
 
 
 # --- subscribers -----------------------------------------------------------------------------------------------------
-
-
-def settings_of(cls: type[Subscriber], folder: Path) -> Any:
-    """Settings with which a subscriber works in ``folder``."""
-    assert cls.settings_class is not None
-    fields = cls.settings_class.model_fields
-    values = {"path": str(folder / "out"), "url": url_elsewhere() if "url" in fields else ""}
-    return cls.settings_class(**{name: value for name, value in values.items() if name in fields})
 
 
 def make_round(number: int, graph: Graph) -> Round:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from msgspec import structs
 from pydantic import ValidationError
-from tests.fakes.http_receiver import url_elsewhere
+from tests.services.sinks import settings_of
 
 from gpuflight import round_codec
 from gpuflight.errors import DeliveryError
@@ -58,14 +58,6 @@ def make_rounds(count: int) -> list[Round]:
 
 
 ROUNDS = make_rounds(4)
-
-
-def settings_of(cls: type[Subscriber], folder: Path) -> Any:
-    """Settings that make any built-in subscriber work in ``folder``."""
-    assert cls.settings_class is not None
-    fields = cls.settings_class.model_fields
-    values = {"path": str(folder / "out"), "url": url_elsewhere() if "url" in fields else ""}
-    return cls.settings_class(**{name: value for name, value in values.items() if name in fields})
 
 
 every_subscriber = pytest.mark.parametrize("name", sorted(plugins(Subscriber)))

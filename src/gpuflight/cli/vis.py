@@ -97,7 +97,9 @@ def draw(
 
 
 def _beside(graph_file: Path, suffix: str) -> Path:
-    """``graph.json`` → ``graph.html``; never the input itself."""
+    """``graph.json``, ``graph.json.zst`` → ``graph.html``; never the input itself."""
+    if graph_file.suffix in (".zst", ".gz"):
+        graph_file = graph_file.with_suffix("")
     target = graph_file.with_suffix(suffix)
     return target if target != graph_file else graph_file.with_name(graph_file.name + suffix)
 

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gzip
 import io
 import json
 import os
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, cast
 
 import msgspec
 import zstandard
@@ -20,6 +22,9 @@ from gpuflight.graph.graph import Graph
 from gpuflight.graph.witty import load_witty, looks_like_witty
 
 _ZSTD_MAGIC = b"\x28\xb5\x2f\xfd"
+_GZIP_MAGIC = b"\x1f\x8b"
+_DIFF = b'{"type":"diff"'
+_DAMAGED = (zstandard.ZstdError, gzip.BadGzipFile, zlib.error, EOFError)
 _MAX_INPUT_BYTES = 4 << 30
 
 
@@ -39,7 +44,7 @@ class LoadedGraph(Struct):
 def load_graph(path: str | os.PathLike[str]) -> LoadedGraph:
     """Read a graph: a file, a run folder (its ``graph.json``), or a stream of rounds (its last one).
 
-    Files may be compressed with zstd. Raises InputError with one line: what, where, what to do.
+    Files may be compressed with zstd or gzip. Raises InputError with one line: what, where, what to do.
     """
     name = os.fspath(path)
     if os.path.isdir(name):
@@ -67,6 +72,8 @@ def parse_graph(data: bytes) -> LoadedGraph:
     data = data.removeprefix(b"\xef\xbb\xbf")
     if not data.strip():
         raise InputError("the file is empty")
+    if data.startswith(_DIFF):
+        raise InputError("holds what changed only; put it behind the whole round it follows, in a file *.jsonl")
     if b'"schema"' in data[:200]:
         return _loaded(decode_document(data))
     plain = _plain(data)
@@ -94,7 +101,7 @@ def _plain(data: bytes) -> Any:
 
 
 def read_rounds(path: str | os.PathLike[str]) -> Iterator[LoadedGraph]:
-    """Every round of a stream (``rounds.jsonl``, ``rounds.jsonl.zst``): full graphs and differences, as whole graphs.
+    """Every round of a stream (``rounds.jsonl``, also ``.zst``, ``.gz``): full graphs and differences, as whole graphs.
 
     A last line that was cut off ends the stream; anything else that is wrong raises InputError with the line's number.
     """
@@ -106,7 +113,7 @@ def read_rounds(path: str | os.PathLike[str]) -> Iterator[LoadedGraph]:
         while True:
             try:
                 line = lines.readline()
-            except zstandard.ZstdError:
+            except (zstandard.ZstdError, EOFError):
                 return  # cut off in the middle of a frame
             if not line:
                 return
@@ -124,7 +131,7 @@ def read_rounds(path: str | os.PathLike[str]) -> Iterator[LoadedGraph]:
 
 
 def _next_round(line: str, before: LoadedGraph | None) -> LoadedGraph:
-    if not line.startswith('{"type":"diff"'):
+    if not line.startswith(_DIFF.decode()):
         return _loaded(decode_document(line))
     if before is None:
         raise InputError("a difference without a graph before it")
@@ -153,7 +160,7 @@ def _loaded(parsed: Document) -> LoadedGraph:
 
 
 def _is_stream(name: str) -> bool:
-    return name.removesuffix(".zst").endswith((".jsonl", ".ndjson"))
+    return name.removesuffix(".zst").removesuffix(".gz").endswith((".jsonl", ".ndjson"))
 
 
 @contextmanager
@@ -165,9 +172,13 @@ def _opened(name: str) -> Iterator[BinaryIO]:
             if head == _ZSTD_MAGIC:
                 with zstandard.ZstdDecompressor().stream_reader(file, read_across_frames=True) as reader:
                     yield reader
+            elif head.startswith(_GZIP_MAGIC):
+                with gzip.GzipFile(fileobj=file, mode="rb") as unpacked:
+                    yield cast("BinaryIO", unpacked)
             else:
                 yield file
+    except _DAMAGED as error:  # of gzip, some are OSErrors
+        kind = "zstd" if isinstance(error, zstandard.ZstdError) else "gzip"
+        raise InputError(f"{name}: damaged {kind} file ({error})") from None
     except OSError as error:
         raise InputError(f"{name}: {error.strerror or error}") from None
-    except zstandard.ZstdError as error:
-        raise InputError(f"{name}: damaged zstd file ({error})") from None

@@ -45,15 +45,22 @@ class Client:
         )
 
     def post(self, headers: list[tuple[bytes, bytes]], body: bytes, timeout_s: float) -> Answer:
-        """POST within a deadline. Raises httpcore errors, OSError (TimeoutError at the deadline), Refused."""
+        """POST to the target, see ``request``."""
+        return self.request("POST", self._target.path, headers, body, timeout_s)
+
+    def request(
+        self, method: str, path: str, headers: list[tuple[bytes, bytes]], body: bytes, timeout_s: float
+    ) -> Answer:
+        """A request for a path (with its query) of the target's host, within a deadline. Raises httpcore errors,
+        OSError (TimeoutError at the deadline), Refused."""
         import httpcore
 
         self._deadline.at_s = time.monotonic() + timeout_s
         target = self._target
-        url = httpcore.URL(scheme=target.scheme, host=target.host, port=target.port, target=target.path)
+        url = httpcore.URL(scheme=target.scheme, host=target.host, port=target.port, target=path)
         timeouts = dict.fromkeys(("connect", "read", "write", "pool"), timeout_s)
         with self._pool.stream(
-            "POST", url, headers=headers, content=body, extensions={"timeout": timeouts}
+            method, url, headers=headers, content=body, extensions={"timeout": timeouts}
         ) as response:
             found = bytearray()
             for chunk in response.iter_stream():

@@ -1,0 +1,48 @@
+"""Settings with which each registered subscriber works, with a real receiver where it needs one."""
+
+from __future__ import annotations
+
+import atexit
+import functools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tests.fakes.http_receiver import url_elsewhere
+from tests.services import s3
+
+from gpuflight.subscribers.base import Subscriber
+
+
+def settings_of(cls: type[Subscriber], folder: Path) -> Any:
+    """Settings with which a subscriber works in ``folder``."""
+    assert cls.settings_class is not None
+    fields = cls.settings_class.model_fields
+    return cls.settings_class(
+        **{name: value for name, value in values_of(cls.name, folder).items() if name in fields and name != "type"}
+    )
+
+
+def values_of(name: str, folder: Path) -> dict[str, Any]:
+    """The same as an entry of a configuration."""
+    return RECEIVERS[name](folder)
+
+
+@functools.cache
+def _bucket() -> s3.S3Server:
+    """Until this process ends."""
+    server = s3.S3Server()
+    atexit.register(server.kill)
+    server.make_bucket("rounds")
+    return server
+
+
+RECEIVERS: dict[str, Callable[[Path], dict[str, Any]]] = {
+    "console": lambda _: {"type": "console"},
+    "file_json": lambda folder: {"type": "file_json", "path": str(folder / "out")},
+    "file_text": lambda folder: {"type": "file_text", "path": str(folder / "out")},
+    "http_post": lambda _: {"type": "http_post", "url": url_elsewhere()},
+    "memory": lambda _: {"type": "memory"},
+    "s3": lambda _: s3.settings(_bucket().url, "rounds"),
+}
+"""Type → an entry of a configuration. A new subscriber has to say here how it works."""
