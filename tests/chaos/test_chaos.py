@@ -113,11 +113,11 @@ def test_whatever_dies_what_a_spool_accepted_arrives_in_order_and_no_round_waits
         killed_count = havoc([*receivers, peer, main], dice, {main: read_books}, DURATION_S)
         assert killed_count >= DURATION_S / 5
         until(lambda: fresh_peer(main.url))
+        watch.close()
         httpx.post(f"{main.url}/api/v1/control/stop").raise_for_status()
         until(lambda: all(line["queued"] == 0 for line in counts(main.url)))
         for line in counts(main.url):
             assert line["received"] == line["sent"] and not line["dropped"], line
-        watch.close()
         main.kill()
         read_books()
 

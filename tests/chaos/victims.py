@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import socket
 import sqlite3
 import subprocess
 import sys
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from tests.conftest import ROOT
+from tests.services.service import free_port
 
 SERVER = str(Path(sys.executable).with_name("gpuflight-server"))
 PATIENCE_S = 90.0
@@ -31,12 +31,6 @@ def until(reached: Callable[[], Answer]) -> Answer:
         assert time.monotonic() < end_s, "it never came"
         time.sleep(0.02)
     return found
-
-
-def free_port() -> int:
-    """A port of loopback that nobody has now."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
 
 
 class Victim:

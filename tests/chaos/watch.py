@@ -57,8 +57,8 @@ class Watch:
                     for line in answer.iter_lines():
                         if line.startswith("data: {"):
                             life.append(_looked_at(line[6:], process.pid))
-                        if len(life) == 1:
-                            self.lives.append(life)
+                            if len(life) == 1:
+                                self.lives.append(life)
                         if self._over.is_set():
                             return
             except (httpx.TransportError, OSError):
