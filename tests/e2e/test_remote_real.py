@@ -187,13 +187,13 @@ def test_the_paths_of_older_and_other_instances_are_found(peer: FakePeer, http: 
     asker.poll(http, OWN)
     asker.poll(http, OWN)
     assert asker.view.has_graph
-    assert [path for path, _ in peer.asked] == [LATEST, "/graph", "/graph"]
+    assert [path.partition("?")[0] for path, _ in peer.asked] == [LATEST, "/graph", "/graph"]
     peer.bodies.clear()
     asker.poll(http, OWN)
     assert "no graph under any path" in asker.view.error and asker.view.has_graph
     peer.set_round(graph(4), number=4)
     asker.poll(http, OWN)
-    assert asker.view.error == "" and peer.asked[-1][0] == LATEST, "it was updated meanwhile"
+    assert asker.view.error == "" and peer.asked[-1][0].startswith(LATEST), "it was updated meanwhile"
 
 
 def test_retry_after(peer: FakePeer, http: Http) -> None:

@@ -40,11 +40,12 @@ class Handler(BaseHTTPRequestHandler):
         if peer.token and self.headers.get("Authorization") != f"Bearer {peer.token}":
             self.answer(401, b"{}")
             return
-        body = peer.bodies.get(self.path)
+        path = self.path.partition("?")[0]
+        body = peer.bodies.get(path)
         if body is None:
             self.answer(404, b"{}")
             return
-        etag = peer.etags.get(self.path, "")
+        etag = peer.etags.get(path, "")
         if etag and self.headers.get("If-None-Match") == etag:
             self.answer(304, b"", ETag=etag)
             return

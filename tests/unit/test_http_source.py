@@ -12,7 +12,7 @@ import zstandard
 from gpuflight.collectors.remote_peer import Peer, PeerOptions
 from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.clock import ManualClock
-from gpuflight.sources.http import Answer, Http, Request, decompress
+from gpuflight.sources.http import Answer, Http, Request, decompress, library
 from gpuflight.sources.recording import Tape
 
 BODY = b'{"schema": 1}' * 1000
@@ -70,10 +70,13 @@ def test_live_nothing_is_encoded() -> None:
     assert Http().taped("u", lambda: answer) is answer
 
 
-def test_without_httpx_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "httpx", None)
+def test_without_httptools_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "httptools", None)
+    monkeypatch.delitem(sys.modules, "gpuflight.sources.http_connection", raising=False)
+    monkeypatch.delattr("gpuflight.sources.http_connection", raising=False)
+    library.cache_clear()
     with pytest.raises(SourceUnavailable, match=r"gpuflight\[server\]"):
         Http().get(Request("http://127.0.0.1:1"))
     peer = Peer(PeerOptions(url="http://127.0.0.1:1", name="n7"))
     peer.poll(Http(), ("", ""))
-    assert "httpx is not installed" in peer.view.error
+    assert "httptools is not installed" in peer.view.error

@@ -42,7 +42,7 @@ TOOLS = {
 LATER = " (in a later release)"
 
 EXTRAS = {
-    "server": (("fastapi", "uvicorn", "httpx"), "gpuflight-server over HTTP, and pulling other instances"),
+    "server": (("fastapi", "uvicorn", "httptools"), "gpuflight-server over HTTP, and pulling other instances"),
     "mongodb": (("pymongo",), "delivery to MongoDB" + LATER),
     "kafka": (("confluent_kafka",), "delivery to Kafka" + LATER),
     "s3": (("boto3",), "archives in S3" + LATER),

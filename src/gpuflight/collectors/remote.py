@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from operator import is_not
@@ -12,8 +13,9 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from gpuflight.collectors.base import Batch, Collector
+from gpuflight.collectors.remote_copy import Identity
 from gpuflight.collectors.remote_join import Half, Joined, join_hosts, joinable, marked
-from gpuflight.collectors.remote_peer import Identity, Peer, PeerOptions, View
+from gpuflight.collectors.remote_peer import Peer, PeerOptions, View
 from gpuflight.collectors.remote_pool import Pool
 from gpuflight.errors import SourceUnavailable
 from gpuflight.graph import Edge, Entity, nodes
@@ -275,10 +277,10 @@ class Remote(Collector):
             attributes["stale"] = True
             metrics["stale_s"] = round(age_s, 1)
         if view.offset_s is None or view.offset_error_s is None:
-            unknown["clock_offset_s"] = "its answers have no Date header"
+            unknown["clock_offset_s"] = "its answers say no time"
         else:
-            metrics["clock_offset_s"] = round(view.offset_s, 3)
-            metrics["clock_offset_error_s"] = round(view.offset_error_s, 3)
+            metrics["clock_offset_s"] = round(view.offset_s, 6)
+            metrics["clock_offset_error_s"] = math.ceil(view.offset_error_s * 1e6) / 1e6
             if view.round_time_ns:
                 age_s = now_ns / 1e9 - (view.round_time_ns / 1e9 - view.offset_s)
                 metrics["round_age_s"] = round(max(0.0, age_s), 1)

@@ -58,23 +58,27 @@ def joinable(address: str) -> bool:
 
 
 def halves_of(entities: Mapping[str, Entity], connections: Iterable[Edge]) -> list[Half]:
-    """The half connections of a graph: ConnectTo edges of which exactly one end carries ``remote``. Linear."""
+    """The half connections of a graph. Linear."""
     found: list[Half] = []
     for edge in connections:
-        if type(edge) is not edges.ConnectTo:
-            continue
-        source, target = entities.get(edge.source), entities.get(edge.target)
-        if type(source) is not nodes.Socket or type(target) is not nodes.Socket:
-            continue
-        far_source, far_target = source.attributes.get("remote") is True, target.attributes.get("remote") is True
-        if far_source == far_target or source.protocol != target.protocol:
-            continue
-        own, far = (target, source) if far_source else (source, target)
-        if not (joinable(own.address) and joinable(far.address)):
-            continue
-        opened = None if "direction" in edge.attributes else own is source
-        found.append(Half(own.protocol, own.address, far.address, own.id, far.id, opened, edge))
+        if type(edge) is edges.ConnectTo and (half := half_of(entities, edge)) is not None:
+            found.append(half)
     return found
+
+
+def half_of(entities: Mapping[str, Entity], edge: edges.ConnectTo) -> Half | None:
+    """The half connection that an edge is: one of which exactly one end carries ``remote``; None if it is another."""
+    source, target = entities.get(edge.source), entities.get(edge.target)
+    if type(source) is not nodes.Socket or type(target) is not nodes.Socket:
+        return None
+    far_source, far_target = source.attributes.get("remote") is True, target.attributes.get("remote") is True
+    if far_source == far_target or source.protocol != target.protocol:
+        return None
+    own, far = (target, source) if far_source else (source, target)
+    if not (joinable(own.address) and joinable(far.address)):
+        return None
+    opened = None if "direction" in edge.attributes else own is source
+    return Half(own.protocol, own.address, far.address, own.id, far.id, opened, edge)
 
 
 def join_hosts(

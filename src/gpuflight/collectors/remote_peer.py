@@ -10,18 +10,27 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from gpuflight.collectors.remote_clock import ClockOffset
-from gpuflight.collectors.remote_join import Half, halves_of
+from gpuflight.collectors.remote_copy import Copy, Identity, Misfit, same_host
+from gpuflight.collectors.remote_join import Half
 from gpuflight.errors import InputError, SourceUnavailable
-from gpuflight.graph import LOCAL, Edge, Entity, Graph, nodes
+from gpuflight.graph import Edge, Entity, nodes
+from gpuflight.graph.codec import time_from_text
+from gpuflight.graph.delta import HEAD, decode_delta
 from gpuflight.graph.load import LoadedGraph, parse_graph
-from gpuflight.graph.namespaces import depth, move_into, name_from, without_namespaces
+from gpuflight.graph.namespaces import name_from
 from gpuflight.sources.http import Answer, Http, Request
 
 PATHS = ("/api/v1/graph", "/graph")
 """Where a graph may be found: of gpuflight, with what its round says; of the reference system, or of both."""
 
-Identity = tuple[str, str]
-"""Machine id and boot id of a host."""
+_NO_SINCE = (400, 422)
+"""What an instance answers that does not know how to tell differences."""
+
+_MISFITS_AT_MOST = 6
+"""A peer of which differences did not fit so often in a row is asked for differences only every 2**6th time."""
+
+CUT = "answers of peers that were cut off"
+"""The loss: an answer that was larger, or took longer, than one may."""
 
 
 class PeerOptions(Struct, frozen=True):
@@ -69,8 +78,10 @@ class View(Struct):
 class Peer:
     """One instance that is asked again and again.
 
-    ``poll`` and ``take`` are called by one thread at a time; ``view`` may be read by any. ``keep_body``: the last
-    answer is wanted whole, for a recording."""
+    It is asked for what changed since the round that is here (docs/remote.md), and for the whole graph where it cannot
+    tell, or tells what does not fit. ``poll`` and ``take`` are called by one thread at a time; ``view`` may be read by
+    any. ``keep_body``: the last answer is wanted whole, for a recording.
+    """
 
     def __init__(self, options: PeerOptions) -> None:
         self.options = options
@@ -79,10 +90,20 @@ class Peer:
         self.keep_body = False
         self.failures_count = 0
         self.retry_after_s = 0.0
+        self.cut_count = 0
+        self.wholes_count = 0
+        self.diffs_count = 0
+        self.misfits_count = 0
         self._base = options.url.rstrip("/")
         self._path = 0
         self._etag = ""
         self._digest = b""
+        self._copy: Copy | None = None
+        self._env: dict[str, Any] = {}
+        self._origin = ""
+        self._tells_diffs = True
+        self._misfits_in_a_row = 0
+        self._wholes_to_come = 0
         self._clock = ClockOffset()
         self._lock = threading.Lock()
 
@@ -93,25 +114,37 @@ class Peer:
 
     def poll(self, http: Http, own: Identity) -> None:
         """Ask once, and take in the answer. Never raises."""
-        request = Request(
-            self._base + PATHS[self._path],
-            token=self.options.token,
-            etag=self._etag if self.view.has_graph or self.view.is_self else "",
-            timeout_s=self.options.timeout_s,
-            max_bytes=self.options.max_bytes,
-            ca_file=self.options.ca_file,
-        )
-        try:
-            answer = http.get(request)
-        except SourceUnavailable as error:
-            answer = Answer(request.url, error=str(error))
-        if answer.status == 404 and self._path + 1 < len(PATHS):
-            self._path += 1  # an older, or another, kind of instance
-            self.poll(http, own)
-            return
+        answer = self._ask(http, self._etag if self.view.has_graph or self.view.is_self else "")
+        misfits_count = self.misfits_count
         self.take(answer, own)
-        if answer.status == 404:
-            self._path = 0  # none of them now; it may be updated
+        if self.misfits_count > misfits_count:
+            self.take(self._ask(http, ""), own)  # what it told did not fit: all of it, at once
+        elif answer.status == 404 or answer.error:
+            self._path, self._tells_diffs = 0, True  # it may be updated
+
+    def _ask(self, http: Http, etag: str) -> Answer:
+        while True:
+            follow = self._path == 0 and self._tells_diffs and not self.keep_body
+            state = "" if self._wholes_to_come or self._copy is None else etag.removeprefix("W/").strip('"')
+            self._wholes_to_come = max(0, self._wholes_to_come - 1)
+            request = Request(
+                self._base + PATHS[self._path] + (f"?since={state}" if follow else ""),
+                token=self.options.token,
+                etag=etag,
+                timeout_s=self.options.timeout_s,
+                max_bytes=self.options.max_bytes,
+                ca_file=self.options.ca_file,
+            )
+            try:
+                answer = http.get(request)
+            except SourceUnavailable as error:
+                return Answer(request.url, error=str(error))
+            if follow and answer.status in _NO_SINCE:
+                self._tells_diffs = False  # of an older version
+            elif answer.status == 404 and self._path + 1 < len(PATHS):
+                self._path += 1  # an older, or another, kind of instance
+            else:
+                return answer
 
     def take(self, answer: Answer, own: Identity) -> None:
         """Take in an answer, of the network or of a recording."""
@@ -122,6 +155,8 @@ class Peer:
                 self._failed(before, answer)
             elif answer.status == 304:
                 self._unchanged(before, answer)
+            elif answer.body.startswith(HEAD):
+                self._advanced(before, answer)
             else:
                 self._changed(before, answer, own)
             if answer.status != 304:
@@ -135,12 +170,38 @@ class Peer:
         after = answer.headers.get("retry-after", "")
         if after.isdigit():
             self.retry_after_s = float(min(int(after), 3600))
-        self.view = replace(before, error=answer.error or _refusal(answer.status))
+        losses = before.losses
+        if answer.cut:
+            self.cut_count += 1
+            losses = {**losses, CUT: self.cut_count}
+        self.view = replace(before, error=answer.error or _refusal(answer.status), losses=losses)
 
     def _unchanged(self, before: View, answer: Answer) -> None:
         self.failures_count = 0
-        self._clock.learn(answer.sent_ns, answer.received_ns, answer.headers.get("date", ""))
+        self._learn(answer)
         self.view = replace(before, error="", good_ns=answer.received_ns, **self._offset())
+
+    def _advanced(self, before: View, answer: Answer) -> None:
+        """Take in a difference. If it cannot be used the last view stands until the whole graph came."""
+        copy = self._copy
+        try:
+            if copy is None:
+                raise Misfit("there is nothing that it leads on from")
+            delta = decode_delta(answer.body)
+            copy.apply(delta)
+        except (InputError, Misfit) as error:
+            self._copy, self._etag = None, ""
+            self.misfits_count += 1
+            self._misfits_in_a_row += 1
+            self._wholes_to_come = 2 ** min(self._misfits_in_a_row, _MISFITS_AT_MOST)
+            self.view = replace(before, error=f"what it says has changed does not fit: {error}")
+            return
+        self.failures_count = self._misfits_in_a_row = 0
+        self.diffs_count += 1
+        self._etag = answer.headers.get("etag", "")
+        time_ns = time_from_text(delta.time)
+        self._learn(answer, time_ns)
+        self.view = self._view(copy, before, answer, time_ns)
 
     def _changed(self, before: View, answer: Answer, own: Identity) -> None:
         etag = answer.headers.get("etag", "")
@@ -153,94 +214,78 @@ class Peer:
         except InputError as error:
             # Also a schema that is newer than ours: the last graph stands, and it is said what to do.
             self.failures_count += 1
+            self._copy, self._etag = None, ""
             self.view = replace(before, error=str(error))
             return
         self.failures_count = 0
+        self.wholes_count += 1
         self._etag, self._digest = etag, digest
-        self._clock.learn(answer.sent_ns, answer.received_ns, answer.headers.get("date", ""), loaded.time_ns)
-        view = View(
-            good_ns=answer.received_ns, round_time_ns=loaded.time_ns, round_number=loaded.round_number, **self._offset()
+        self._env, self._origin = loaded.env, loaded.origin
+        self._learn(answer, loaded.time_ns)
+        self._copy = None
+        self.view = self._first_view(loaded, answer, own)
+
+    def _first_view(self, loaded: LoadedGraph, answer: Answer, own: Identity) -> View:
+        env = loaded.env
+        identity = (str(env.get("machine_id", "")), str(env.get("boot_id", "")))
+        ns = self.options.name or name_from(str(env.get("hostname", "")) or _host_of(self._base))
+        if same_host(identity, own):
+            return View(
+                ns=ns,
+                good_ns=answer.received_ns,
+                is_self=True,
+                notes=["it is this very host; it is not drawn twice"],
+                **self._offset(),
+            )
+        self._copy = Copy(loaded.graph, ns, own, self.options.max_depth, loaded.round_number)
+        before = View(ns=ns, hosts={ns: identity, **self._copy.hosts})
+        if self._copy.too_deep_count:
+            before.losses["entities beyond the depth limit of instances"] = self._copy.too_deep_count
+        return self._view(self._copy, before, answer, loaded.time_ns)
+
+    def _view(self, copy: Copy, before: View, answer: Answer, time_ns: int) -> View:
+        return View(
+            ns=before.ns,
+            entities=copy.entities,
+            connections=copy.connections,
+            halves=copy.half_list,
+            stand_ins=copy.stand_in_list,
+            hosts=before.hosts,
+            host=self._host_of(copy, before),
+            good_ns=answer.received_ns,
+            round_time_ns=time_ns,
+            round_number=copy.round_number,
+            losses={what: count for what, count in before.losses.items() if what != CUT},
+            **self._offset(),
         )
-        self._fill(view, loaded, own)
-        self.view = view
+
+    def _host_of(self, copy: Copy, before: View) -> nodes.Host:
+        host = copy.host
+        if host is None:
+            host = nodes.Host(hostname=str(self._env.get("hostname", "")) or before.ns, ns=before.ns)
+        machine_id, boot_id = before.hosts[before.ns]
+        told = {
+            "name": host.hostname,
+            "machine_id": machine_id,
+            "boot_id": boot_id,
+            "instance": self._base,
+            "poll_interval_s": self.options.interval_s,
+            "gpuflight_version": str(self._env.get("version", "")),
+        }
+        if self._origin != "gpuflight":
+            told["instance_kind"] = self._origin
+        return _with(host, {name: value for name, value in told.items() if value and name not in host.attributes})
+
+    def _learn(self, answer: Answer, ended_ns: int = 0) -> None:
+        headers = answer.headers
+        self._clock.learn(
+            answer.sent_ns, answer.received_ns, headers.get("date", ""), ended_ns, headers.get("gpuflight-time-ns", "")
+        )
 
     def _offset(self) -> dict[str, Any]:
         if not self._clock.known:
             return {"offset_s": None, "offset_error_s": None}
         return {"offset_s": self._clock.offset_s, "offset_error_s": self._clock.error_s}
-
-    def _fill(self, view: View, loaded: LoadedGraph, own: Identity) -> None:
-        identity = (str(loaded.env.get("machine_id", "")), str(loaded.env.get("boot_id", "")))
-        graph = loaded.graph
-        view.ns = self.options.name or name_from(str(loaded.env.get("hostname", "")) or _host_of(self._base))
-        if _same(identity, own):
-            view.is_self = True
-            view.notes.append("it is this very host; it is not drawn twice")
-            return
-        graph = self._less_what_is_too_far(view, graph, own)
-        connections = list(graph.edges.values())
-        moved = move_into(graph.nodes.values(), connections, view.ns)
-        view.hosts = {view.ns: identity}
-        host: nodes.Host | None = None
-        stand_ins: dict[str, Entity] = {}
-        for id_, entity in moved.items():
-            if type(entity) is nodes.Host:
-                if entity.ns == view.ns:
-                    host = host or entity
-                else:
-                    view.hosts[entity.ns] = _identity_of(entity)
-            elif type(entity) is nodes.Socket and entity.attributes.get("remote") is True:
-                stand_ins[id_] = entity
-        if host is None:
-            host = nodes.Host(hostname=str(loaded.env.get("hostname", "")) or view.ns, ns=view.ns)
-            moved[host.id] = host
-        told = {
-            "name": host.hostname,
-            "machine_id": identity[0],
-            "boot_id": identity[1],
-            "instance": self._base,
-            "poll_interval_s": self.options.interval_s,
-            "gpuflight_version": str(loaded.env.get("version", "")),
-        }
-        if loaded.origin != "gpuflight":
-            told["instance_kind"] = loaded.origin
-        host = _with(host, {name: value for name, value in told.items() if value and name not in host.attributes})
-        moved[host.id] = host
-        view.host = host  # apart from the others: it alone changes between two answers
-        if stand_ins:
-            view.halves = halves_of(moved, connections)
-        del moved[host.id]
-        view.entities = list(moved.values())
-        view.connections = connections
-        view.stand_ins = stand_ins
-
-    def _less_what_is_too_far(self, view: View, graph: Graph, own: Identity) -> Graph:
-        """Without our own host as it comes back through others, and without what came through too many hosts."""
-        gone: set[str] = set()
-        spaces: set[str] = set()
-        for entity in graph.nodes.values():
-            if entity.ns == LOCAL:
-                continue
-            spaces.add(entity.ns)
-            if type(entity) is nodes.Host and _same(_identity_of(entity), own):
-                gone.add(entity.ns)
-        too_deep = {ns for ns in spaces if depth(ns) + 1 > self.options.max_depth}
-        if not gone and not too_deep:
-            return graph
-        left = without_namespaces(graph, gone | too_deep)
-        lost = sum(1 for entity in graph.nodes.values() if entity.ns in too_deep)
-        if lost:
-            view.losses["entities beyond the depth limit of instances"] = lost
-        return left
-
-
-def _same(one: Identity, other: Identity) -> bool:
-    """A boot id is made anew at each start of a kernel; without one nothing can be said."""
-    return bool(one[1]) and one == other
-
-
-def _identity_of(host: nodes.Host) -> Identity:
-    return str(host.attributes.get("machine_id", "")), str(host.attributes.get("boot_id", ""))
 
 
 def _with(host: nodes.Host, attributes: dict[str, Any]) -> nodes.Host:
@@ -249,8 +294,9 @@ def _with(host: nodes.Host, attributes: dict[str, Any]) -> nodes.Host:
 
 def _confirmed(body: Answer, answer: Answer) -> Answer:
     headers = dict(body.headers)
-    if "date" in answer.headers:
-        headers["date"] = answer.headers["date"]
+    for name in ("date", "gpuflight-time-ns"):
+        if name in answer.headers:
+            headers[name] = answer.headers[name]
     return replace(body, headers=headers, sent_ns=answer.sent_ns, received_ns=answer.received_ns)
 
 
@@ -262,7 +308,7 @@ def _refusal(status: int) -> str:
     if status in (401, 403):
         return f"it refuses our token (HTTP {status})"
     if status == 404:
-        return "it has no graph under any path that we know (HTTP 404)"
+        return "it has no graph under any path that we know (HTTP 404): not an instance, or one of another API version"
     if 300 <= status < 400:
         return f"it redirects (HTTP {status}); give the final URL"
     return f"HTTP {status}"

@@ -51,14 +51,18 @@ class Document(Struct, omit_defaults=True):
 
 
 class DiffLine(Struct, omit_defaults=True):
-    """One line of a stream of rounds after the first: what changed since the round before.
+    """One line of a stream of rounds after the first: what changed since the round before, or since round ``base``.
 
     A changed element is written as the names and values that are new or different, and the names that are gone.
+    ``nodes_count`` and ``edges_count`` are of the graph afterwards, for who keeps a copy of it.
     """
 
     type: str
     schema: int
     round: int
+    base: int = 0
+    nodes_count: int = 0
+    edges_count: int = 0
     time: str = ""
     duration_s: float | None = None
     truncated_by: str = ""
@@ -149,7 +153,7 @@ def decode_document(data: bytes | str) -> Document:
         raise InputError(f"not a graph: {error}") from None
     except RecursionError:
         raise InputError("not a graph: nested too deeply") from None
-    _check_schema(parsed.schema)
+    check_schema(parsed.schema)
     return parsed
 
 
@@ -175,7 +179,7 @@ def decode_diff(data: bytes | str, before: Graph) -> tuple[Diff, DiffLine]:
     """One line of ``encode_diff``, against the graph it was made from. Raises InputError."""
     try:
         line = msgspec.json.decode(data, type=DiffLine)
-        _check_schema(line.schema)
+        check_schema(line.schema)
         nodes = before.nodes
         edges = before.edges
         change = Diff(
@@ -312,7 +316,8 @@ def _numbers(metrics: Any) -> dict[str, Any]:
     return {name: value for name, value in (metrics or {}).items() if isinstance(value, (int, float))}
 
 
-def _check_schema(schema: int) -> None:
+def check_schema(schema: int) -> None:
+    """Raises InputError if a document is of a schema that is newer than ours."""
     if schema > SCHEMA:
         raise InputError(f"schema {schema} is newer than this gpuflight reads ({SCHEMA}): update gpuflight")
 
@@ -365,6 +370,7 @@ __all__ = [
     "SCHEMA",
     "DiffLine",
     "Document",
+    "check_schema",
     "decode_diff",
     "decode_document",
     "decode_graph",

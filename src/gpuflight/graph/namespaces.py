@@ -72,12 +72,16 @@ def with_namespace(graph: Graph, ns: str) -> Graph:
     return Graph.of(nodes, {edge.key: edge for edge in edges})
 
 
-def move_into(entities: Iterable[Entity], connections: Iterable[Edge], ns: str) -> dict[str, Entity]:
+def move_into(
+    entities: Iterable[Entity], connections: Iterable[Edge], ns: str, ids: dict[str, str] | None = None
+) -> dict[str, Entity]:
     """As ``with_namespace``, but changes the very elements, which nobody else may have seen yet: for a graph that was
-    decoded a moment ago. Gives the entities by their new ids."""
+    decoded a moment ago. Gives the entities by their new ids. ``ids`` are the new ids by the old ones of what was moved
+    before; those of ``entities`` are added to it."""
     if not valid_name(ns):
         raise ValueError(f"not a name of a namespace: {ns!r}")
-    ids: dict[str, str] = {}
+    if ids is None:
+        ids = {}
     nodes: dict[str, Entity] = {}
     prefixes: dict[type[Entity], tuple[str, int, str]] = {}
     referring: list[Entity | Edge] = []
@@ -99,15 +103,21 @@ def move_into(entities: Iterable[Entity], connections: Iterable[Edge], ns: str) 
         if not none_of(entity.attributes):
             referring.append(entity)
     for edge in connections:
-        edge.source = ids.get(edge.source) or _loose(edge.source, ns)
-        edge.target = ids.get(edge.target) or _loose(edge.target, ns)
+        edge.source = ids.get(edge.source) or loose_id(edge.source, ns)
+        edge.target = ids.get(edge.target) or loose_id(edge.target, ns)
         if not none_of(edge.attributes):
             referring.append(edge)
     for element in referring:
-        element.attributes = {
-            name: _moved(value, ids) if name in REFERENCES else value for name, value in element.attributes.items()
-        }
+        element.attributes = moved_references(element.attributes, ns, ids)
     return nodes
+
+
+def moved_references(attributes: dict[str, Any], ns: str, ids: dict[str, str]) -> dict[str, Any]:
+    """Attributes with the ids in them as they are in ``ns``, also of what is not (or no longer) in the graph: an id
+    that stayed as it was would name something of ours."""
+    if REFERENCES.isdisjoint(attributes):
+        return attributes
+    return {name: _moved(value, ns, ids) if name in REFERENCES else value for name, value in attributes.items()}
 
 
 def without_namespaces(graph: Graph, gone: set[str]) -> Graph:
@@ -121,16 +131,16 @@ def without_namespaces(graph: Graph, gone: set[str]) -> Graph:
     return Graph.of(nodes, edges)
 
 
-def _loose(id_: str, ns: str) -> str:
-    """An end that is no node of the graph: what its id says of a namespace is all there is."""
+def loose_id(id_: str, ns: str) -> str:
+    """The id in ``ns`` of something that is no node of the graph: what its id says of a namespace is all there is."""
     _, _, rest = id_.partition("(")
     inner = rest[3:].partition(",")[0] if rest.startswith("ns=") else LOCAL
     return namespaced_id(id_, ns, inner)
 
 
-def _moved(value: Any, ids: dict[str, str]) -> Any:
+def _moved(value: Any, ns: str, ids: dict[str, str]) -> Any:
     if isinstance(value, str):
-        return ids.get(value, value)
+        return ids.get(value) or (loose_id(value, ns) if "(" in value else value)
     if isinstance(value, list | tuple):
-        return [ids.get(item, item) if isinstance(item, str) else item for item in value]
+        return [_moved(item, ns, ids) for item in value]
     return value

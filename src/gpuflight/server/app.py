@@ -13,6 +13,7 @@ from gpuflight.server.auth import Role
 from gpuflight.server.hosts import HostCheck, cors
 from gpuflight.server.middleware import RepeatedAnswers, RequestLimit
 from gpuflight.server.state import ServerState
+from gpuflight.server.timestamps import TimeStamps
 
 API = "/api/v1"
 
@@ -38,6 +39,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.add_middleware(RequestLimit, max_bytes=state.settings.server.max_request_bytes)
     cors(app, state.settings.server)
     app.add_middleware(HostCheck, settings=state.settings.server)
+    app.add_middleware(TimeStamps)
     return app
 
 

@@ -69,11 +69,17 @@ class GraphQuery(BaseModel):
     )
     limit: int | None = Field(default=None, ge=1, le=1_000_000, description="elements on one page; all without")
     cursor: str | None = Field(default=None, max_length=256, description="next_cursor of the page before")
+    since: str | None = Field(
+        default=None,
+        max_length=64,
+        description="for who keeps a copy of the graph: what the ETag of the last answer says between its quotes, empty"
+        " at first; the answer is what changed since (`type` is `diff`), or the whole graph if that is not known",
+    )
     format: Format | None = Field(default=None, description="form of the answer; overrides the Accept header")
 
     def selection(self) -> str:
         """What is selected, apart from round, page and form, as text; empty for the whole graph."""
-        parts = self.model_dump(exclude={"round", "at", "limit", "cursor", "format"}, exclude_defaults=True)
+        parts = self.model_dump(exclude={"round", "at", "limit", "cursor", "since", "format"}, exclude_defaults=True)
         return msgspec.json.encode(parts, order="sorted").decode() if parts else ""
 
 

@@ -50,14 +50,16 @@ async def answer(
     build: Callable[[], bytes],
     headers: Mapping[str, str] | None = None,
     repeatable: bool = False,
+    etag: str = "",
 ) -> Response:
     """The body of (round ``number``, ``representation``), from the cache or made by ``build`` in a thread; or 304.
 
     ``repeatable`` says that the request asks for the latest round, whichever that is, and that a viewer may have the
     answer: as long as the round is the latest one, the same request is answered the short way (``repeats``).
+    ``etag`` replaces the one that is made of round and representation.
     """
     # Weak, since one tag stands for all content encodings of a body.
-    etag = f'W/"{state.instance_id}-{number}-{zlib.crc32(representation.encode()):08x}"'
+    etag = etag or f'W/"{state.instance_id}-{number}-{zlib.crc32(representation.encode()):08x}"'
     sent = {
         "etag": etag,
         "cache-control": "private, no-cache",

@@ -1,8 +1,7 @@
 """HTTP to other instances: one GET with a deadline for the whole of it, a validator, compression, and a size limit.
 
-httpx does the work and is imported at the first request only; it belongs to the extra ``server``. Its transport is used
-without the client around it, which would double the cost of a 304: no redirects are followed, and proxies and
-credentials of the environment are not used, so a token goes to the host it is for and nowhere else.
+No redirects are followed, and proxies and credentials of the environment are not used, so a token goes to the host it
+is for and nowhere else.
 """
 
 from __future__ import annotations
@@ -10,7 +9,8 @@ from __future__ import annotations
 import threading
 import time
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -22,10 +22,13 @@ from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.recording import Tape
 
 if TYPE_CHECKING:
-    import httpx
+    import ssl
 
-_KEPT_HEADERS = ("content-encoding", "content-type", "date", "etag", "retry-after", "server")
-_CONNECTIONS_AT_MOST = 256
+    from gpuflight.sources.http_connection import Connection, Origin, Response
+
+_KEPT_HEADERS = ("content-encoding", "content-type", "date", "etag", "gpuflight-time-ns", "retry-after", "server")
+_IDLE_CONNECTIONS_AT_MOST = 512
+_IDLE_S = 120.0
 _CHUNK = 1 << 20
 
 
@@ -43,7 +46,8 @@ class Request(Struct, frozen=True):
 
 class Answer(Struct):
     """What came back. ``body`` is decompressed. ``sent_ns`` and ``received_ns`` are this host's wall clock around the
-    exchange up to the answer's headers. With ``error`` set there is no answer, and the text says why."""
+    exchange up to the answer's headers. With ``error`` set there is no answer, and the text says why; ``cut``: since it
+    was larger, or took longer, than it may."""
 
     url: str
     status: int = 0
@@ -53,6 +57,7 @@ class Answer(Struct):
     received_ns: int = 0
     wire_bytes: int = 0
     error: str = ""
+    cut: bool = False
 
 
 class Http:
@@ -63,7 +68,9 @@ class Http:
 
     def __init__(self, tape: Tape | None = None) -> None:
         self._tape = tape
-        self._clients: dict[str, httpx.HTTPTransport] = {}
+        self._idle: dict[tuple[Origin, str], list[Connection]] = {}
+        self._idle_count = 0
+        self._contexts: dict[str, ssl.SSLContext] = {}
         self._lock = threading.Lock()
 
     @property
@@ -101,76 +108,139 @@ class Http:
     def get(self, request: Request) -> Answer:
         """Ask; never raises for what the network or the other side does, ``error`` says it.
 
-        Raises SourceUnavailable if httpx is not installed.
+        Raises SourceUnavailable if httptools is not installed, or the CA file cannot be used.
         """
-        client = self._client(request.ca_file)
-        import httpx
-
-        headers = {"Accept": "application/json", "Accept-Encoding": "zstd, gzip", "User-Agent": "gpuflight"}
-        if request.token:
-            headers["Authorization"] = f"Bearer {request.token}"
-        if request.etag:
-            headers["If-None-Match"] = request.etag
+        http = library()
         answer = Answer(request.url, sent_ns=time.time_ns())
         deadline_s = time.monotonic() + request.timeout_s
         try:
-            timeouts = dict.fromkeys(("connect", "read", "write", "pool"), request.timeout_s)
-            asked = httpx.Request("GET", request.url, headers=headers, extensions={"timeout": timeouts})
-            response = client.handle_request(asked)
-            try:
-                answer.received_ns = time.time_ns()
-                answer.status = response.status_code
-                answer.headers = {name: response.headers[name] for name in _KEPT_HEADERS if name in response.headers}
-                assert isinstance(response.stream, httpx.SyncByteStream)  # noqa: S101 - of a transport that is not async
-                raw = _read(response.stream, request.max_bytes, deadline_s)
-            finally:
-                response.close()
+            origin, target = http.split(request.url)
+            got = self._exchange(origin, target, request, deadline_s, answer)
+            headers = got.headers
+            answer.status, answer.received_ns = got.status, got.received_ns
+            answer.headers = {name: headers[name] for name in _KEPT_HEADERS if name in headers}
+            raw = got.body[0] if len(got.body) == 1 else b"".join(got.body)
             answer.wire_bytes = len(raw)
-            answer.body = decompress(raw, answer.headers.get("content-encoding", ""), request.max_bytes)
-        except (httpx.HTTPError, httpx.InvalidURL) as error:
-            answer.error = _words(error, request.timeout_s)
-        except (OSError, ValueError, RuntimeError, zlib.error, zstandard.ZstdError) as error:
+            answer.body = decompress(raw, headers.get("content-encoding", ""), request.max_bytes)
+        except http.TooMuch as error:
+            answer.error, answer.cut = str(error), True
+        except http.Closed:
+            answer.error = "it closed the connection"
+        except TimeoutError:
+            answer.error = f"no answer within {request.timeout_s:g} s"
+        except OSError as error:
+            answer.error = error.strerror or str(error) or type(error).__name__
+        except (ValueError, zlib.error, zstandard.ZstdError) as error:
             answer.error = str(error) or type(error).__name__
+            answer.cut = isinstance(error, Swelling)
         return answer
 
+    def _exchange(self, origin: Origin, target: bytes, request: Request, deadline_s: float, answer: Answer) -> Response:
+        """On a connection that is open already, else on a new one."""
+        http = library()
+        headers = _head(request.token, request.etag)
+        place = (origin, request.ca_file)
+        connection = self._take(place)
+        while True:
+            again = connection is not None
+            if connection is None:
+                context = self._context(request.ca_file) if origin.tls else None
+                connection = http.Connection(origin, context, deadline_s)
+            try:
+                got = connection.get(target, headers, request.max_bytes, deadline_s)
+            except http.Closed:
+                connection.close()
+                if not again:
+                    raise
+                connection = None  # it was closed while it was idle, as any server may; a GET can be repeated
+                continue
+            except BaseException:
+                connection.close()
+                raise
+            answer.sent_ns = connection.sent_ns
+            if got.keep_alive:
+                self._keep(place, connection)
+            else:
+                connection.close()
+            return got
+
     def close(self) -> None:
-        """Close all connections. May be called twice."""
+        """Close all connections that are idle. May be called twice."""
         with self._lock:
-            clients, self._clients = self._clients, {}
-        for client in clients.values():
-            client.close()
+            idle, self._idle, self._idle_count = self._idle, {}, 0
+        for connections in idle.values():
+            for connection in connections:
+                connection.close()
 
-    def _client(self, ca_file: str) -> httpx.HTTPTransport:
+    def _take(self, place: tuple[Origin, str]) -> Connection | None:
         with self._lock:
-            client = self._clients.get(ca_file)
-            if client is None:
+            connections = self._idle.get(place)
+            if not connections:
+                return None
+            connection = connections.pop()
+            self._idle_count -= 1
+            if not connections:
+                del self._idle[place]
+        if time.monotonic() - connection.idle_since_s > _IDLE_S:
+            connection.close()
+            return None
+        return connection
+
+    def _keep(self, place: tuple[Origin, str], connection: Connection) -> None:
+        connection.idle_since_s = time.monotonic()
+        with self._lock:
+            if self._idle_count < _IDLE_CONNECTIONS_AT_MOST:
+                self._idle.setdefault(place, []).append(connection)
+                self._idle_count += 1
+                return
+        connection.close()
+
+    def _context(self, ca_file: str) -> ssl.SSLContext:
+        with self._lock:
+            context = self._contexts.get(ca_file)
+            if context is None:
+                import ssl
+
                 try:
-                    import httpx
-                except ImportError:
-                    raise SourceUnavailable(
-                        "httpx is not installed", "other instances are pulled with it: pip install 'gpuflight[server]'"
-                    ) from None
-                verify: Any = True
-                if ca_file:
-                    import ssl
+                    context = ssl.create_default_context(cafile=ca_file or None)
+                except OSError as error:  # also what is no certificate
+                    reason = error.strerror or str(error)
+                    raise SourceUnavailable(f"the CA file {ca_file} cannot be used: {reason}") from None
+                self._contexts[ca_file] = context
+            return context
 
-                    try:
-                        verify = ssl.create_default_context(cafile=ca_file)
-                    except OSError as error:
-                        raise SourceUnavailable(f"the CA file {ca_file} cannot be used: {error.strerror}") from None
-                limits = httpx.Limits(
-                    max_connections=_CONNECTIONS_AT_MOST,
-                    max_keepalive_connections=_CONNECTIONS_AT_MOST,
-                    keepalive_expiry=120.0,
-                )
-                client = httpx.HTTPTransport(verify=verify, limits=limits, trust_env=False)
-                self._clients[ca_file] = client
-            return client
+
+class Swelling(ValueError):
+    """A body that is larger than it may be once it is decompressed."""
+
+
+@lru_cache(maxsize=1)
+def library() -> Any:
+    """The module that connects. Raises SourceUnavailable without httptools."""
+    try:
+        from gpuflight.sources import http_connection
+    except ImportError:
+        raise SourceUnavailable(
+            "httptools is not installed", "other instances are pulled with it: pip install 'gpuflight[server]'"
+        ) from None
+    return http_connection
+
+
+@lru_cache(maxsize=512)
+def _head(token: str, etag: str) -> bytes:
+    lines = ["Accept: application/json", "Accept-Encoding: zstd, gzip", "User-Agent: gpuflight"]
+    if token:
+        lines.append(f"Authorization: Bearer {token}")
+    if etag:
+        lines.append(f"If-None-Match: {etag}")
+    if any("\r" in line or "\n" in line for line in lines):
+        raise ValueError("a token must be one line")
+    return "".join(f"{line}\r\n" for line in lines).encode("latin-1", "replace")
 
 
 def decompress(data: bytes, encoding: str, max_bytes: int) -> bytes:
     """The body behind a Content-Encoding (gzip, zstd or none). Raises ValueError if it is of another kind, damaged or
-    larger than ``max_bytes``: a small body that swells is refused before it fills the memory."""
+    larger than ``max_bytes`` (Swelling): a small body that swells is refused before it fills the memory."""
     encoding = encoding.strip().lower()
     if not encoding or encoding == "identity":
         return data
@@ -190,28 +260,7 @@ def decompress(data: bytes, encoding: str, max_bytes: int) -> bytes:
     else:
         raise ValueError(f"an unknown compression: {encoding}")
     if len(body) > max_bytes:
-        raise ValueError(f"the answer is larger than {max_bytes} bytes")
+        raise Swelling(f"the answer is larger than {max_bytes} bytes")
     if not complete:
         raise ValueError("the answer was cut off")
     return body
-
-
-def _read(chunks: Iterable[bytes], max_bytes: int, deadline_s: float) -> bytes:
-    parts: list[bytes] = []
-    size = 0
-    for part in chunks:
-        parts.append(part)
-        size += len(part)
-        if size > max_bytes:
-            raise ValueError(f"the answer is larger than {max_bytes} bytes")
-        if time.monotonic() > deadline_s:  # the client's own timeout begins anew with every byte
-            raise ValueError("the answer took too long")
-    return b"".join(parts)
-
-
-def _words(error: Exception, timeout_s: float) -> str:
-    text = str(error).strip().splitlines()
-    name = type(error).__name__
-    if name.endswith("Timeout"):
-        return f"no answer within {timeout_s:g} s"
-    return text[0] if text else name

@@ -9,10 +9,12 @@ from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from gpuflight.graph import Graph
+from gpuflight.round_codec import encode_round
 from gpuflight.rounds import Round
 from gpuflight.server.auth import Role, require
 from gpuflight.server.deps import State
 from gpuflight.server.errors import ApiError
+from gpuflight.server.following import changes_since, encode_changes
 from gpuflight.server.query import GraphQuery, cursor_at, page_of, select
 from gpuflight.server.representations import encode
 from gpuflight.server.respond import MEDIA_TYPES, answer, choose_format
@@ -35,7 +37,11 @@ async def graph(request: Request, state: State, query: Annotated[GraphQuery, Que
 
     A page (``limit``) holds nodes first, then edges; ``next_cursor`` in the answer, and the header
     ``gpuflight-next-cursor``, lead to the next page of the same round. Text has pages of nodes.
+
+    With ``since`` the whole graph is followed from round to round: see the parameter, and docs/remote.md.
     """
+    if query.since is not None:
+        return await _followed(request, state, query)
     page = page_of(query)
     if page is None:
         done = await select_round(state, query.round, query.at)
@@ -76,6 +82,28 @@ async def graph(request: Request, state: State, query: Annotated[GraphQuery, Que
         media_type=MEDIA_TYPES[form],
         build=lambda: encode(done, part, form, offset=offset, limit=query.limit, next_cursor=cursor),
         headers={"gpuflight-next-cursor": cursor} if cursor else None,
+    )
+
+
+async def _followed(request: Request, state: ServerState, query: GraphQuery) -> Response:
+    """The latest round for somebody who has an earlier one. The ETag names the round, whichever way it is told."""
+    if query.model_dump(exclude={"since", "format"}, exclude_defaults=True) or query.format not in (None, "json"):
+        raise ApiError(422, "bad_request", "since: the whole graph is followed, in JSON: give no other parameter")
+    done = await select_round(state)
+    instance, _, number = (query.since or "").rpartition("-")
+    base = int(number) if instance == state.instance_id and number.isascii() and number.isdigit() else 0
+    change = await run_in_threadpool(changes_since, state.controller.history, base, done) if base else None
+    headers = None if change is None else {"gpuflight-from-round": str(base)}
+    return await answer(
+        request,
+        state,
+        number=done.number,
+        representation="graph|json|" if change is None else f"since|{base}",
+        media_type=MEDIA_TYPES["json"],
+        build=lambda: encode_round(done) if change is None else encode_changes(done, base, change),
+        headers=headers,
+        repeatable=True,
+        etag=f'W/"{state.instance_id}-{done.number}"',
     )
 
 
