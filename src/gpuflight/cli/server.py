@@ -54,6 +54,11 @@ def build_parser() -> argparse.ArgumentParser:
         default="uvicorn",
         help="uvicorn serves over HTTP; offline only makes and delivers rounds, without the extra `server`",
     )
+    parser.add_argument(
+        "--socket",
+        metavar="PATH",
+        help="also listen on this unix socket (server.socket); with `--set server.host=null` on nothing else",
+    )
     add_replay_argument(parser)
     add_settings_arguments(parser)
     return parser

@@ -73,6 +73,8 @@ def load_settings(arguments: argparse.Namespace) -> Settings:
         set_path(overrides, f"interval_s={arguments.interval}")
     if arguments.log_level is not None:
         set_path(overrides, f"log_level={arguments.log_level}")
+    if getattr(arguments, "socket", None) is not None:
+        set_path(overrides, f"server.socket={arguments.socket}")
     if getattr(arguments, "pid", None):
         set_path(overrides, f"collectors.static.pids={arguments.pid}")
         for collector in ("process_tree", "sockets", "unix_sockets"):

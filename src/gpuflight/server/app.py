@@ -6,12 +6,15 @@ import importlib
 import pkgutil
 
 from fastapi import APIRouter, FastAPI
+from fastapi.routing import APIRoute
 
 from gpuflight import __version__
 from gpuflight.server import errors, routes
 from gpuflight.server.auth import Role
+from gpuflight.server.head import HeadAsGet
 from gpuflight.server.hosts import HostCheck, cors
 from gpuflight.server.middleware import RepeatedAnswers, RequestLimit
+from gpuflight.server.peers import PeerRoles
 from gpuflight.server.state import ServerState
 from gpuflight.server.timestamps import TimeStamps
 
@@ -31,16 +34,32 @@ def create_app(state: ServerState) -> FastAPI:
         default_response_class=errors.JsonResponse,
     )
     app.state.gpuflight = state
+    app.state.gpuflight_peer_roles = PeerRoles(state.settings.server)
     errors.install(app)
-    for router in routers():
+    found = routers()
+    for router in found:
         app.include_router(router)
+    app.state.gpuflight_allowed = lambda path: allowed_methods(found, path)
     # The last one added is the first one passed.
     app.add_middleware(RepeatedAnswers, state=state, role=Role.VIEWER)
+    app.add_middleware(HeadAsGet)
     app.add_middleware(RequestLimit, max_bytes=state.settings.server.max_request_bytes)
     cors(app, state.settings.server)
     app.add_middleware(HostCheck, settings=state.settings.server)
     app.add_middleware(TimeStamps)
     return app
+
+
+def allowed_methods(found: list[APIRouter], path: str) -> list[str]:
+    """The methods of every route that has a path; starlette names those of the first one only."""
+    methods: set[str] = set()
+    for router in found:
+        for route in router.routes:
+            if isinstance(route, APIRoute) and route.path_regex.match(path):
+                methods |= route.methods or set()
+    if not methods or "GET" in methods:
+        methods |= {"GET", "HEAD"}
+    return sorted(methods)
 
 
 def routers() -> list[APIRouter]:

@@ -3,7 +3,8 @@
 A route says what it needs: ``dependencies=[Depends(require(Role.OPERATOR))]``. What decides, in this order:
 
 1. A request with a token (``Authorization: Bearer …``) has the role of that token; a wrong one is 401, from anywhere.
-2. Without a token, a client on the loopback interface is admin while no token is configured at all, unless a proxy
+2. Without a token, whoever comes by the unix socket has the role of its user (``gpuflight.server.peers``), and a client
+   on the loopback interface is admin while no token is configured at all, unless a proxy
    says (``Forwarded``, ``X-Forwarded-For``) that it asks for somebody else.
 3. Anyone else is 401.
 
@@ -23,6 +24,7 @@ from starlette.types import Scope
 
 from gpuflight.server.errors import ApiError
 from gpuflight.server.login_limit import LoginLimit
+from gpuflight.server.peers import PEER_KEY, Peer, PeerRoles
 from gpuflight.server.tokens import Role, TokenStore
 
 __all__ = ["Principal", "Role", "authenticate", "is_loopback", "require"]
@@ -31,7 +33,7 @@ _PROXY_HEADERS = frozenset((b"forwarded", b"x-forwarded-for", b"x-real-ip"))
 
 
 class Principal(Struct, frozen=True):
-    """Who asks: the name of the token, or ``loopback``, and the role."""
+    """Who asks: the name of the token, ``loopback`` or ``uid:N``, and the role."""
 
     name: str
     role: Role
@@ -72,6 +74,12 @@ def authenticate(scope: Scope, tokens: TokenStore) -> Principal:
             proxied = True
     limit = limit_of(scope)
     if authorization is None:
+        peer: Peer | None = scope.get(PEER_KEY)
+        if peer is not None and not proxied:
+            role = peer_roles_of(scope).role_of(peer)
+            if role is None:
+                raise _unauthorized(f"the user with uid {peer.uid} has no role here, and sent no token")
+            return Principal(address, role)
         if is_loopback(address) and not proxied and not tokens.configured:
             return Principal("loopback", Role.ADMIN)
         raise _unauthorized("a token is needed: `Authorization: Bearer TOKEN`")
@@ -97,7 +105,13 @@ def still_valid(scope: Scope, tokens: TokenStore) -> bool:
     for key, value in scope["headers"]:
         if key == b"authorization":
             return tokens.verify(value.partition(b" ")[2].strip().decode("latin-1")) is not None
-    return not tokens.configured
+    return PEER_KEY in scope or not tokens.configured
+
+
+def peer_roles_of(scope: Scope) -> PeerRoles:
+    """The roles on the unix socket, of the application that a scope belongs to."""
+    roles: PeerRoles = scope["app"].state.gpuflight_peer_roles
+    return roles
 
 
 def limit_of(scope: Scope) -> LoginLimit:
@@ -110,7 +124,10 @@ def limit_of(scope: Scope) -> LoginLimit:
 
 
 def client_address(scope: Scope) -> str:
-    """The address of the peer, without port; empty for a unix socket."""
+    """The address of the peer, without port; ``uid:0`` on a unix socket."""
+    peer: Peer | None = scope.get(PEER_KEY)
+    if peer is not None:
+        return f"uid:{peer.uid}"
     client = scope.get("client")
     return str(client[0]) if client else ""
 

@@ -79,9 +79,10 @@ async def _http_exception(request: Request, error: Exception) -> Response:
     if status == HTTPStatus.NOT_FOUND and error.detail == HTTPStatus.NOT_FOUND.phrase:
         return error_response(status, "no_such_path", f"there is nothing at {request.url.path}")
     if status == HTTPStatus.METHOD_NOT_ALLOWED:
-        allowed = (error.headers or {}).get("Allow", "")
+        allowed: list[str] = request.app.state.gpuflight_allowed(request.scope["path"])
         message = f"{request.method} is not possible at {request.url.path}"
-        return error_response(status, "method_not_allowed", message, {"allowed": allowed.split(", ")}, error.headers)
+        headers = {"Allow": ", ".join(allowed)}
+        return error_response(status, "method_not_allowed", message, {"allowed": allowed}, headers)
     code = HTTPStatus(status).phrase.lower().replace(" ", "_").replace("-", "_")
     return error_response(status, code, str(error.detail), None, error.headers)
 

@@ -20,6 +20,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from gpuflight.errors import ConfigError
 from gpuflight.server.auth import is_loopback
 from gpuflight.server.errors import error_response
+from gpuflight.server.peers import PEER_KEY
 
 if TYPE_CHECKING:
     from gpuflight.server.tokens import TokenStore
@@ -39,7 +40,8 @@ class HostCheck:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let through, or refuse."""
-        if scope["type"] not in ("http", "websocket"):
+        # No page of a browser gets to a unix socket, and the names that clients of one make up say nothing.
+        if scope["type"] not in ("http", "websocket") or PEER_KEY in scope:
             await self.app(scope, receive, send)
             return
         hosts = [value for key, value in scope["headers"] if key == b"host"]
@@ -95,19 +97,21 @@ def cors(app: Starlette, settings: Server) -> None:
 def allowed_names(settings: Server) -> frozenset[str]:
     """The names by which this server may be called: loopback names, configured ones; off loopback its own name too."""
     names = {*_LOOPBACK_NAMES, *(name.lower().rstrip(".") for name in settings.allowed_hosts)}
-    names.add(settings.host.lower())
-    if not _is_loopback_bind(settings.host):
+    if settings.host is not None:
+        names.add(settings.host.lower())
+    if settings.host is not None and not _is_loopback_bind(settings.host):
         names.add(socket.gethostname().lower())
     return frozenset(names)
 
 
 def check_bind(settings: Server, tokens: TokenStore) -> None:
     """Refuse to listen where strangers could come in without a token. Raises ConfigError."""
-    if _is_loopback_bind(settings.host) or tokens.configured:
+    if settings.host is None or _is_loopback_bind(settings.host) or tokens.configured:
         return
     raise ConfigError(
         f"server.host: {settings.host} is not a loopback address, and no token is configured: anyone could control this"
-        " machine's profiler; make one with `gpuflight token create --role viewer`, or listen on 127.0.0.1"
+        " machine's profiler; make one with `gpuflight token create --role viewer`, or listen on 127.0.0.1 or on a"
+        " `server.socket`"
     )
 
 

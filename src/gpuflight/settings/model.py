@@ -68,14 +68,36 @@ class Reach(Block):
     loopback: bool = Field(default=False, description="whether they may call this machine itself")
 
 
+RoleName = Literal["viewer", "operator", "admin"]
+
+
 class Server(Block):
     """Where ``gpuflight-server`` listens."""
 
-    host: str = Field(default="127.0.0.1", min_length=1, description="address to listen on")
+    host: str | None = Field(
+        default="127.0.0.1", min_length=1, description="address to listen on; null: on `socket` only"
+    )
     port: int = Field(default=9477, ge=0, le=65535, description="TCP port; 0 takes a free one")
-    tls: Tls | None = Field(default=None, description="TLS; off when null")
+    socket: str | None = Field(
+        default=None, min_length=1, description="path of a unix socket to listen on as well; none when null"
+    )
+    socket_users: dict[str, RoleName] = Field(
+        default_factory=dict,
+        description="roles of users on the unix socket, by name or uid; root and the user of the server are admins",
+    )
+    socket_groups: dict[str, RoleName] = Field(
+        default_factory=dict, description="roles of groups on the unix socket, by name or gid"
+    )
+    tls: Tls | None = Field(default=None, description="TLS of the address, not of the unix socket; off when null")
     auth: Auth = Field(default_factory=Auth, description="who may talk to the server")
     max_request_bytes: Count = Field(default=1024 * 1024, description="body of one request (bytes)")
+    max_connections: Count = Field(default=2000, description="connections at a time, idle ones and streams included")
+    request_timeout_s: float = Field(
+        default=30.0, gt=0, le=600, description="time for a request to come in, and for its first byte to begin (s)"
+    )
+    send_timeout_s: float = Field(
+        default=60.0, gt=0, le=3600, description="a client that reads nothing for so long is cut off (s)"
+    )
     stop_deadline_s: float = Field(default=10.0, gt=0, le=600, description="time to end after SIGTERM (s)")
     allowed_hosts: list[str] = Field(
         default_factory=list, description="names that clients may call the server by, beside loopback names"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 from collections.abc import Callable, Iterator
@@ -10,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from gpuflight.errors import ConfigError, MissingExtra
 from gpuflight.server.base import ServerBackend
+from gpuflight.server.listeners import UnixListener, check_path, listen_tcp
+from gpuflight.server.peers import PeerRoles
 
 if TYPE_CHECKING:
     import uvicorn
@@ -18,7 +21,6 @@ if TYPE_CHECKING:
     from gpuflight.server.tokens import TokenStore
 
 _PACKAGES = ("fastapi", "uvicorn", "httptools", "websockets")
-_BACKLOG = 2048
 _KEEP_ALIVE_S = 75
 _WEBSOCKET_BYTES = 64 * 1024
 """Largest message of a client, none of which is read."""
@@ -36,7 +38,8 @@ class Uvicorn(ServerBackend):
         for package in _PACKAGES:
             if find_spec(package) is None:
                 raise MissingExtra(package, "server", "serving over HTTP")
-        self._socket: socket.socket | None = None
+        self._tcp: socket.socket | None = None
+        self._unix: UnixListener | None = None
         self._server: uvicorn.Server | None = None
         self._state: ServerState | None = None
         self._asked = False
@@ -44,7 +47,13 @@ class Uvicorn(ServerBackend):
     def check(self, tokens: TokenStore) -> None:
         from gpuflight.server.hosts import check_bind
 
-        check_bind(self.settings.server, tokens)
+        server = self.settings.server
+        if server.host is None and server.socket is None:
+            raise ConfigError("server.host and server.socket are both null: there is nothing to listen on")
+        if server.socket is not None:
+            check_path(server.socket)
+        PeerRoles(server)  # unknown names
+        check_bind(server, tokens)
         tls = self.settings.server.tls
         if tls is not None:
             import ssl
@@ -59,36 +68,40 @@ class Uvicorn(ServerBackend):
     def bind(self) -> None:
         server = self.settings.server
         try:
-            family, kind, protocol, _, address = socket.getaddrinfo(
-                server.host, server.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-            )[0]
-        except socket.gaierror as error:
-            raise ConfigError(f"server.host: {server.host}: {error.strerror}") from None
-        listener = socket.socket(family, kind, protocol)
-        try:
-            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            listener.bind(address)
-            listener.listen(_BACKLOG)
-        except OSError as error:
-            listener.close()
-            raise OSError(error.errno, error.strerror, f"{server.host}:{server.port}") from None
-        listener.setblocking(False)
-        self._socket = listener
+            if server.host is not None:
+                self._tcp = listen_tcp(server.host, server.port)
+            if server.socket is not None:
+                self._unix = UnixListener(server.socket, for_others=PeerRoles(server).for_others)
+        except BaseException:
+            self._close()
+            raise
+
+    def _close(self) -> None:
+        for listener in (self._unix, self._tcp):
+            if listener is not None:
+                listener.close()
+        self._tcp = self._unix = None
 
     def serve(self, state: ServerState, ready: Callable[[str], None] = lambda where: None) -> None:
         import uvicorn
 
         from gpuflight.server.app import create_app
-        from gpuflight.server.transport import HttpProtocol, WebSocketProtocol
+        from gpuflight.server.transport import ConnectionLimits, HttpProtocol, WebSocketProtocol
 
-        if self._socket is None:
+        if self._tcp is None and self._unix is None:
             self.bind()
-        listener = self._socket
-        assert listener is not None  # noqa: S101 - bind gave one or raised
         settings = self.settings.server
+
+        class Protocol(HttpProtocol):
+            limits = ConnectionLimits(
+                connections=settings.max_connections,
+                request_s=settings.request_timeout_s,
+                send_s=settings.send_timeout_s,
+            )
+
         config = uvicorn.Config(
             create_app(state),
-            http=HttpProtocol,
+            http=Protocol,
             ws=WebSocketProtocol,
             ws_per_message_deflate=False,  # a message is encoded once for all, not compressed for each
             ws_max_size=_WEBSOCKET_BYTES,
@@ -102,15 +115,20 @@ class Uvicorn(ServerBackend):
             ssl_certfile=settings.tls.certificate_file if settings.tls else None,
             ssl_keyfile=settings.tls.key_file if settings.tls else None,
         )
-        where = f"{'https' if settings.tls else 'http'}://{_address_text(listener)}"
+        where = []
+        if self._tcp is not None:
+            where.append(f"{'https' if settings.tls else 'http'}://{_address_text(self._tcp)}")
+        if self._unix is not None:
+            where.append(f"unix:{self._unix.path}")
         self._state = state
-        self._server = server = _server_class()(config, lambda: ready(where), state)
+        unix = self._unix.socket if self._unix is not None else None
+        self._server = server = _server_class()(config, lambda: ready(" and ".join(where)), state, unix)
         try:
             if not self._asked:
-                server.run(sockets=[listener])
+                server.run(sockets=[self._tcp] if self._tcp is not None else [])
         finally:
-            self._server = self._socket = None
-            listener.close()
+            self._server = None
+            self._close()
 
     def stop(self, deadline_s: float) -> None:
         self._asked = True
@@ -128,8 +146,11 @@ def _server_class() -> Any:
     class Server(uvicorn.Server):
         """uvicorn's, with the signals left to us, and a word when it answers."""
 
-        def __init__(self, config: uvicorn.Config, ready: Callable[[], None], state: ServerState) -> None:
+        def __init__(
+            self, config: uvicorn.Config, ready: Callable[[], None], state: ServerState, unix: socket.socket | None
+        ) -> None:
             super().__init__(config)
+            self._unix = unix
             self._ready = ready
             self._state = state
 
@@ -141,6 +162,17 @@ def _server_class() -> Any:
         async def startup(self, sockets: list[socket.socket] | None = None) -> None:
             """Begin to answer."""
             await super().startup(sockets)
+            if self._unix is not None:  # not among ``sockets``: those get the TLS of the address
+                make = self.config.http_protocol_class
+                loop = asyncio.get_running_loop()
+                self.servers.append(
+                    await loop.create_unix_server(
+                        lambda: make(  # type: ignore[call-arg]
+                            config=self.config, server_state=self.server_state, app_state=self.lifespan.state
+                        ),
+                        sock=self._unix,
+                    )
+                )
             if self.started:
                 self._ready()
 

@@ -108,7 +108,7 @@ def _enveloped(state: ServerState, content: dict[str, Any]) -> dict[str, Any]:
 def _env(state: ServerState) -> dict[str, str]:
     host = state.settings.server.host
     return {
-        "local_ip": "127.0.0.1" if host == "localhost" or is_loopback(host) else host,
+        "local_ip": "127.0.0.1" if host is None or host == "localhost" or is_loopback(host) else host,
         "hostname": "",
         "machine_id": "",
     }
