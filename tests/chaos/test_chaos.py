@@ -13,13 +13,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from tests.chaos.victims import ReceiverVictim, ServerVictim, SpoolBook, Victim, until
+from tests.chaos.destinations import SPOOLED, Arrival, Bucket, Destination, Post
+from tests.chaos.victims import ServerVictim, SpoolBook, until
 from tests.chaos.watch import Watch, growth, lateness, stalls
 from tests.conftest import ROOT
 
@@ -31,8 +32,6 @@ UNSTORED_MAX = 16
 SLACK = 4
 """Threads or descriptors that may come and go: connections to receivers and of whoever watches."""
 PEER = "peer-1"
-
-SPOOLED = {"policy": "spool", "retry_first_s": 0.05, "retry_max_s": 0.3, "deliver_deadline_s": 1.0}
 
 
 @pytest.fixture
@@ -47,24 +46,14 @@ def stalled(tmp_path: Path) -> Iterator[Path]:
     assert meter.wait(30) == 0
 
 
-@contextmanager
-def alive(*victims: Victim) -> Iterator[None]:
-    """Start all, kill all at the end."""
-    with ExitStack() as stack:
-        for victim in victims:
-            stack.callback(victim.kill)
-            victim.start()
-        yield
-
-
-def havoc(victims: list[Victim], dice: random.Random, after_kill: dict[Victim, Any], duration_s: float) -> int:
+def havoc(victims: list[Any], dice: random.Random, after_kill: dict[Any, Any], duration_s: float) -> int:
     """Kill, stop, start again; all are alive at the end. Returns how many were killed."""
     end_s = time.monotonic() + duration_s
     killed_count = 0
     while time.monotonic() < end_s:
         time.sleep(dice.uniform(0.3, 1.5))
         victim = dice.choice(victims)
-        if not isinstance(victim, ServerVictim) and dice.random() < 0.3:
+        if isinstance(victim, Destination) and (not victim.keeps_data or dice.random() < 0.3):
             victim.freeze(dice.uniform(0.3, 2.0))
             continue
         victim.kill()
@@ -77,41 +66,37 @@ def havoc(victims: list[Victim], dice: random.Random, after_kill: dict[Victim, A
 
 def test_whatever_dies_what_a_spool_accepted_arrives_in_order_and_no_round_waits(tmp_path: Path, stalled: Path) -> None:
     dice = random.Random(SEED)
-    receivers = [ReceiverVictim(tmp_path / f"receiver-{index}", SEED) for index in range(2)]
     spool_folder = tmp_path / "main" / "spool"
-    contents = ("graph", "diff")
-    sinks = [
-        {
-            "type": "http_post",
-            "name": f"post-{content}",
-            "content": content,
-            "spool_folder": str(spool_folder),
-            **SPOOLED,
-        }
-        | {"url": f"http://127.0.0.1:{receiver.port}/"}
-        for content, receiver in zip(contents, receivers, strict=True)
-    ]
     light = {"collectors": {name: {"enabled": False} for name in ("sockets", "threads", "unix_sockets")}}
     peer = ServerVictim(tmp_path / "peer", {"interval_s": INTERVAL_S, **light}, machine_id="9" * 32)
-    remote = {"interval_s": INTERVAL_S, "backoff_max_s": 0.5, "timeout_s": 1.0}
-    config = {
-        "interval_s": INTERVAL_S,
-        "collectors": {**light["collectors"], "remote": remote},
-        "remotes": [{"url": peer.url, "name": PEER}],
-        "subscribers": sinks,
-    }
-    main = ServerVictim(tmp_path / "main", config)
-    books = [SpoolBook(spool_folder / f"post-{content}.sqlite", tmp_path / f"copy-{content}") for content in contents]
+    with ExitStack() as stack:
+        destinations = make_destinations(tmp_path)
+        for destination in destinations:
+            stack.callback(destination.kill)
+            destination.start()
+        books = [SpoolBook(spool_folder / f"{one.name}.sqlite", tmp_path / f"copy-{one.name}") for one in destinations]
+        remote = {"interval_s": INTERVAL_S, "backoff_max_s": 0.5, "timeout_s": 1.0}
+        config = {
+            "interval_s": INTERVAL_S,
+            "collectors": {**light["collectors"], "remote": remote},
+            "remotes": [{"url": peer.url, "name": PEER}],
+            "subscribers": [
+                {**SPOOLED, **one.sink(), "name": one.name, "spool_folder": str(spool_folder)} for one in destinations
+            ],
+        }
+        main = ServerVictim(tmp_path / "main", config)
+        for server in (peer, main):
+            stack.callback(server.kill)
+            server.start()
 
-    def read_books() -> None:
-        for book in books:
-            book.read()
+        def read_books() -> None:
+            for book in books:
+                book.read()
 
-    with alive(*receivers, peer, main):
         watch = Watch(main)
         until(lambda: watch.lives and len(watch.lives[0]) > 4)
-        killed_count = havoc([*receivers, peer, main], dice, {main: read_books}, DURATION_S)
-        assert killed_count >= DURATION_S / 5
+        killed_count = havoc([*destinations, peer, main], dice, {main: read_books}, DURATION_S)
+        assert killed_count >= DURATION_S / 10
         until(lambda: fresh_peer(main.url))
         watch.close()
         httpx.post(f"{main.url}/api/v1/control/stop").raise_for_status()
@@ -120,19 +105,30 @@ def test_whatever_dies_what_a_spool_accepted_arrives_in_order_and_no_round_waits
             assert line["received"] == line["sent"] and not line["dropped"], line
         main.kill()
         read_books()
+        arrived = [one.arrived() for one in destinations]
 
-    for book, receiver, content in zip(books, receivers, contents, strict=True):
+    for destination, book, rounds in zip(destinations, books, arrived, strict=True):
         assert not book.waiting, "all was delivered"
-        arrived = receiver.received()
-        check_order(arrived, differences=content == "diff")
-        keys = {key for key, _ in arrived}
-        assert book.known <= keys, "what lay in the spool at a kill arrived"
-        assert len(keys) == book.accepted_count, "all that it ever accepted arrived, and nothing else"
-    check_seen(watch, [key for key, _ in receivers[0].received()])
+        check_order(rounds if destination.tells_order else sorted(rounds), destination)
+        there = {(one.instance, one.number) for one in rounds}
+        assert {split(key) for key in book.known} <= there, "what lay in the spool at a kill arrived"
+        assert len(there) == book.accepted_count, "all that it ever accepted arrived, and nothing else"
+        check_seen(watch, there)
     stalled_s = stalls(stalled)
     for life in watch.lives:
         assert not lateness(life, INTERVAL_S, stalled_s), life[0]
     check_flat(watch)
+
+
+def make_destinations(folder: Path) -> list[Destination]:
+    """One of each kind, not started yet."""
+    return [Post(folder / "post-1", SEED, "graph"), Post(folder / "post-2", SEED, "diff"), Bucket()]
+
+
+def split(key: str) -> tuple[str, int]:
+    """Run of the server and number of a round, from its key."""
+    instance, _, number = key.rpartition("-")
+    return instance[:12], int(number)
 
 
 def counts(url: str) -> list[dict[str, Any]]:
@@ -147,31 +143,30 @@ def fresh_peer(url: str) -> bool:
     return any(node.get("ns") == PEER and not node.get("attributes", {}).get("stale") for node in nodes)
 
 
-def check_order(arrived: list[tuple[str, str]], *, differences: bool) -> None:
+def check_order(rounds: list[Arrival], destination: Destination) -> None:
     """Each run of the server in order, none missing in between, and a difference only upon what it starts from."""
-    first_arrivals = dict(reversed([(key, base) for key, base in reversed(arrived)]))
-    of_run: dict[str, list[int]] = {}
-    for key in dict.fromkeys(key for key, _ in arrived):
-        instance, _, number = key.rpartition("-")
-        of_run.setdefault(instance, []).append(int(number))
+    first: dict[tuple[str, int], Arrival] = {}
+    for one in rounds:
+        first.setdefault((one.instance, one.number), one)  # a repeat may come late, from a connection given up long ago
+    of_run: dict[str, list[Arrival]] = {}
+    for one in first.values():
+        of_run.setdefault(one.instance, []).append(one)
     assert of_run
-    for instance, numbers in of_run.items():
-        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), f"{instance}: {numbers}"
-        bases = [first_arrivals[f"{instance}-{number}"] for number in numbers]
-        expected = ["", *map(str, numbers[:-1])] if differences else [""] * len(numbers)
-        assert bases == expected
+    for run in of_run.values():
+        numbers = [one.number for one in run]
+        assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), (destination.name, numbers)
+        bases = [None, *numbers[:-1]] if destination.content == "diff" else [None] * len(numbers)
+        assert [one.base for one in run] == bases, destination.name
 
 
-def check_seen(watch: Watch, keys: list[str]) -> None:
+def check_seen(watch: Watch, there: set[tuple[str, int]]) -> None:
     """The rounds that the live stream showed of each run arrived, but for those that were in memory only at its end."""
     last_of_run: dict[str, int] = {}
-    for key in keys:
-        instance, _, number = key.rpartition("-")
-        last_of_run[instance] = max(int(number), last_of_run.get(instance, 0))
-    lasts = sorted(last_of_run.values())
+    for instance, number in there:
+        last_of_run[instance] = max(number, last_of_run.get(instance, 0))
     for life in watch.lives:
         if life[-1].number > UNSTORED_MAX:
-            assert any(last >= life[-1].number - UNSTORED_MAX for last in lasts)
+            assert any(last >= life[-1].number - UNSTORED_MAX for last in last_of_run.values())
 
 
 def check_flat(watch: Watch) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -71,14 +70,6 @@ class Victim:
             self.process.kill()
             self.process.wait()
             self.process = None
-
-    def freeze(self, seconds: float) -> None:
-        """Neither answer nor end, for a while: connections are still made for it by the kernel."""
-        if self.process is None:
-            return
-        self.process.send_signal(signal.SIGSTOP)
-        time.sleep(seconds)
-        self.process.send_signal(signal.SIGCONT)
 
 
 class ReceiverVictim(Victim):
