@@ -17,7 +17,7 @@ settings.register_profile("steady", deadline=None, derandomize=True, max_example
 settings.register_profile("deep", deadline=None, max_examples=3000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
-pytest_plugins = ["tests.services.kafka"]
+pytest_plugins = ["tests.services.kafka", "tests.services.mongodb"]
 
 DATA = Path(__file__).parent / "data"
 ROOT = Path(__file__).parent.parent

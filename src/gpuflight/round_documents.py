@@ -67,12 +67,13 @@ class StoredRound(Struct, kw_only=True):
 
 
 class Document(Struct):
-    """One document: its ``_id``, its fields without the stamp of the round, the digest of what it says, and its parts
-    if that is too much for one."""
+    """One document: its ``_id``, its fields without the stamp of the round, the digest of what it says, its parts if
+    that is too much for one, and about how large it is (bytes)."""
 
     id: str
     fields: dict[str, Any]
     digest: bytes
+    size_bytes: int
     parts: list[bytes] = field(default_factory=list)
 
 
@@ -137,7 +138,8 @@ class Head(Struct, kw_only=True):
     """What the document of a namespace in ``namespaces`` says: which round its elements are of.
 
     ``seq`` counts the rounds that were begun to be written, ``complete_seq`` is that of the last one that was written
-    whole: if they differ, a round is half written. ``past`` are the instances before this one.
+    whole: if they differ, a round is half written. Until ``unsettled_until_ns`` (the writer's clock) what another
+    writer left behind may still arrive. ``parts_count`` are documents in ``parts``; ``past`` the instances before.
     """
 
     namespace: str
@@ -147,6 +149,8 @@ class Head(Struct, kw_only=True):
     round: int = 0
     time_ns: int = 0
     written_ns: int = 0
+    unsettled_until_ns: int = 0
+    parts_count: int = 0
     past: list[str] = field(default_factory=list)
     env: dict[str, Any] = field(default_factory=dict)
     nodes_count: int = 0
@@ -319,7 +323,7 @@ def _document(namespace: str, id_: str, fields: dict[str, Any], left_out: dict[s
     fields["namespace"] = namespace
     fields["hash"] = digest
     fields["parts"] = len(parts)
-    return Document(id_, fields, digest, parts)
+    return Document(id_, fields, digest, INLINE_BYTES if parts else len(raw), parts)
 
 
 @lru_cache(maxsize=1024)
@@ -336,13 +340,17 @@ def moment(time_ns: int) -> dt.datetime:
 # --- and back --------------------------------------------------------------------------------------------------------
 
 
-def body_of(document: Mapping[str, Any], parts: Mapping[str, bytes]) -> Mapping[str, Any]:
-    """What a document says: its own fields, or those in its parts. ``parts`` maps an ``_id`` to the parts' bytes put
-    together. Raises InputError if they are missing or of another version of it."""
+Parts = Mapping[tuple[str, str, bytes], bytes]
+"""What lies in parts, by collection, ``_id`` and digest of the document that it belongs to; see ``parts_from``."""
+
+
+def _body(document: Mapping[str, Any], collection: str, parts: Parts | None) -> Mapping[str, Any]:
+    """What a document says: its own fields, or those in its parts."""
     if not document.get("parts"):
         return document
-    raw = parts.get(document["_id"])
-    if raw is None or _digest(raw) != bytes(document["hash"]):
+    digest = bytes(document["hash"])
+    raw = (parts or {}).get((collection, document["_id"], digest))
+    if raw is None or _digest(raw) != digest:
         raise InputError(f"{document['_id'][:200]}: its parts are not there, or were just written anew")
     body: Mapping[str, Any] = msgspec.msgpack.decode(raw)
     return body
@@ -362,10 +370,10 @@ def _typed(plain: dict[str, Any], kinds: Callable[[], dict[str, type[T]]], slowl
     return slowly(plain)  # a kind that nobody here declares, or what is wrong with it
 
 
-def entity_from(document: Mapping[str, Any], parts: Mapping[str, bytes] | None = None) -> Entity:
+def entity_from(document: Mapping[str, Any], parts: Parts | None = None) -> Entity:
     """The entity of a document. Raises InputError."""
     try:
-        body = body_of(document, parts or {})
+        body = _body(document, "entities", parts)
         plain = {
             **{name: unpack(value) for name, value in body["identity"].items()},
             "kind": body["kind"],
@@ -380,10 +388,10 @@ def entity_from(document: Mapping[str, Any], parts: Mapping[str, bytes] | None =
         raise InputError(f"not an entity of gpuflight: {type(error).__name__}: {error}") from None
 
 
-def edge_from(document: Mapping[str, Any], parts: Mapping[str, bytes] | None = None) -> Edge:
+def edge_from(document: Mapping[str, Any], parts: Parts | None = None) -> Edge:
     """The edge of a document. Raises InputError."""
     try:
-        body = body_of(document, parts or {})
+        body = _body(document, "edges", parts)
         if body["ends"] is not None:
             source, target = unpack(body["ends"])
         else:
@@ -402,19 +410,26 @@ def edge_from(document: Mapping[str, Any], parts: Mapping[str, bytes] | None = N
         raise InputError(f"not an edge of gpuflight: {type(error).__name__}: {error}") from None
 
 
-def finding_from(document: Mapping[str, Any], parts: Mapping[str, bytes] | None = None) -> dict[str, Any]:
+def finding_from(document: Mapping[str, Any], parts: Parts | None = None) -> dict[str, Any]:
     """The finding of a document, as a dictionary. Raises InputError."""
     try:
-        found: dict[str, Any] = unpack(body_of(document, parts or {})["finding"])
+        found: dict[str, Any] = unpack(_body(document, "findings", parts)["finding"])
     except (KeyError, TypeError, ValueError, msgspec.DecodeError) as error:
         raise InputError(f"not a finding of gpuflight: {type(error).__name__}: {error}") from None
     return found
 
 
+def parts_from(parts: Iterable[Mapping[str, Any]]) -> Parts:
+    """The documents of ``parts`` put together; of several versions of an element each by itself."""
+    pieces: dict[tuple[str, str, bytes], dict[int, bytes]] = {}
+    for part in parts:
+        key = (part["collection"], part["owner"], bytes(part["hash"]))
+        pieces.setdefault(key, {})[int(part["index"])] = bytes(part["data"])
+    return {key: b"".join(data for _, data in sorted(found.items())) for key, found in pieces.items()}
+
+
 def graph_from(
-    entities: Iterable[Mapping[str, Any]],
-    edges: Iterable[Mapping[str, Any]],
-    parts: Mapping[str, bytes] | None = None,
+    entities: Iterable[Mapping[str, Any]], edges: Iterable[Mapping[str, Any]], parts: Parts | None = None
 ) -> Graph:
     """The graph of documents, without those that are marked as gone. Raises InputError."""
     return Graph(

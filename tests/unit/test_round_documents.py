@@ -19,6 +19,7 @@ from gpuflight.graph.edges import SendTo
 from gpuflight.round_documents import (
     Document,
     Head,
+    Parts,
     StoredRound,
     document_id,
     edge_document,
@@ -32,6 +33,7 @@ from gpuflight.round_documents import (
     head_fields,
     head_from,
     moment,
+    parts_from,
     round_document,
 )
 
@@ -59,8 +61,11 @@ def through_bson(document: Document) -> dict[str, Any]:
     return back
 
 
-def the_parts(document: Document) -> dict[str, bytes]:
-    return {document.id: b"".join(document.parts)} if document.parts else {}
+def the_parts(document: Document, collection: str = "entities") -> Parts:
+    """Read in any order, beside those of an older version."""
+    of = {"collection": collection, "owner": document.id, "hash": document.digest}
+    here = [{**of, "index": index, "data": data} for index, data in enumerate(document.parts)]
+    return parts_from([*reversed(here), {**of, "hash": b"older", "index": 0, "data": b"x"}])
 
 
 def same(one: Any, other: Any) -> bool:
@@ -119,7 +124,7 @@ def test_any_entity_comes_back(entity: Entity) -> None:
 @given(edges())
 def test_any_edge_comes_back(edge: Edge) -> None:
     document = edge_document("node-1", edge)
-    assert edge_from(through_bson(document), the_parts(document)) == edge
+    assert edge_from(through_bson(document), the_parts(document, "edges")) == edge
 
 
 @given(
@@ -156,7 +161,7 @@ def test_no_element_is_too_large(value: Any) -> None:
         entity_from(back, {})
     edge = SendTo(entity.id, "x", {"big": value})
     edge_doc = edge_document("node-1", edge)
-    assert edge_from(through_bson(edge_doc), the_parts(edge_doc)) == edge
+    assert edge_from(through_bson(edge_doc), the_parts(edge_doc, "edges")) == edge
 
 
 def test_what_stays_inline_fits_in_a_document_however_it_is_made() -> None:
@@ -219,7 +224,7 @@ def test_a_document_that_is_none_of_ours(broken: dict[str, Any]) -> None:
 def test_a_finding_comes_back(evidence: dict[str, Any]) -> None:
     finding = {"id": "H11(GPU(GPU-1))", "rule": "H11", "severity": "critical", "message": "lost", "evidence": evidence}
     document = finding_document("n", finding)
-    assert same(finding_from(through_bson(document), the_parts(document)), finding)
+    assert same(finding_from(through_bson(document), the_parts(document, "findings")), finding)
 
 
 def stored(instance: str = "i", number: int = 1, time_ns: int = 1000, **values: Any) -> StoredRound:

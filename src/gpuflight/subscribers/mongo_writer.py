@@ -1,0 +1,449 @@
+"""Writing rounds into MongoDB (schema: docs/mongodb.md): as often as one likes, by as many writers as one likes.
+
+A namespace has one head in ``namespaces``. Writing a round takes the head's next ``seq`` (only one writer gets it),
+writes what changed with that ``seq`` as a stamp, and says at last in the head that the round is whole. An element is
+written only over one with a lower stamp, so what a slower writer still sends changes nothing, and every filter has the
+namespace and the ``_id``, so each goes to one shard. There are no transactions.
+
+What changed is known by the difference that came with the round, or by the graph that this writer wrote before; else
+the digests of all elements are read and compared, which also repairs whatever a writer that died left half done.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+from msgspec import Struct
+
+from gpuflight.errors import DeliveryError, InputError, MissingExtra
+from gpuflight.graph import Graph
+from gpuflight.graph.diff import diff
+from gpuflight.round_documents import (
+    Document,
+    Head,
+    StoredRound,
+    document_id,
+    edge_document,
+    edge_document_id,
+    entity_document,
+    finding_document,
+    graph_from,
+    head_fields,
+    head_from,
+    moment,
+    parts_from,
+    round_document,
+)
+from gpuflight.sources.mongo_client import MongoOptions, connect, driver_errors, split_uri, trouble
+
+if TYPE_CHECKING:
+    from pymongo import DeleteMany, InsertOne, MongoClient, UpdateOne
+    from pymongo.collection import Collection
+    from pymongo.database import Database
+
+    Operation = InsertOne[dict[str, Any]] | UpdateOne | DeleteMany
+    Table = Collection[dict[str, Any]]
+
+BATCH_COUNT = 2000
+BATCH_BYTES = 8 * 1024 * 1024
+DAY_NS = 86_400 * 1_000_000_000
+_DUPLICATE_KEY = 11000
+INDEXES: dict[str, tuple[tuple[str, ...], ...]] = {
+    "entities": (("namespace", "kind"), ("namespace", "seq")),
+    "edges": (("namespace", "source"), ("namespace", "target"), ("namespace", "seq")),
+    "findings": (("namespace", "gone"),),
+    "rounds": (("namespace", "time"),),
+    "parts": (("namespace", "owner"),),
+}
+"""Indexes of each collection; all have one on ``expire_at`` too, at which a document is deleted."""
+
+
+class Written(Struct, frozen=True):
+    """What became of a round: *written*, or there was the same or a newer one already. ``compared``: the digests of
+    the database had to be read. The counts are documents."""
+
+    outcome: Literal["written", "repeated", "older"]
+    compared: bool = False
+    entities_count: int = 0
+    edges_count: int = 0
+    gone_count: int = 0
+
+
+class _Last(Struct):
+    """What this writer knows to be in the database."""
+
+    seq: int
+    instance: str
+    number: int
+    graph: Graph
+
+
+class _Changes(Struct):
+    """What has to be written: documents that are new there, those that may be there, and what has gone, by ``_id``."""
+
+    new: list[Document]
+    changed: list[Document]
+    gone: list[str]
+
+
+class MongoWriter:
+    """Writes rounds of any number of namespaces into one database. ``open`` and ``close`` are for one thread; the
+    others for several, as long as no two have the same namespace.
+
+    ``retention_days``: how long what has gone, the findings that ended and the rounds are kept; 0: for ever.
+    Every method raises DeliveryError, and has ``options.timeout_s`` for all that it does.
+    """
+
+    def __init__(self, options: MongoOptions, database: str = "gpuflight", retention_days: float = 7.0) -> None:
+        self._options = options
+        self._address = split_uri(options.uri)
+        self._name = database
+        self._retention_ns = int(retention_days * DAY_NS)
+        self._client: MongoClient[dict[str, Any]] | None = None
+        self._last: dict[str, _Last] = {}
+
+    def open(self) -> None:
+        """Connect and make the indexes; again: no effect."""
+        if self._client is not None:
+            return
+        with self._calling():
+            client = connect(self._options, "mongodb")
+            try:
+                self._make_indexes(client[self._name])
+            except BaseException:
+                client.close()
+                raise
+            self._client = client
+
+    def close(self) -> None:
+        """Give back the connections. May be called twice, and before ``open``."""
+        client, self._client = self._client, None
+        self._last.clear()
+        if client is not None:
+            client.close()
+
+    def forget(self, namespace: str) -> None:
+        """Hold no graph of a namespace any more: another writer has it now."""
+        self._last.pop(namespace, None)
+
+    def write(self, stored: StoredRound) -> Written:
+        """Write a round unless it, or a newer one, is there. A retryable error also tells that another writer was at
+        the same namespace."""
+        with self._calling():
+            try:
+                return self._write(stored)
+            except BaseException:
+                self._last.pop(stored.namespace, None)
+                raise
+
+    def head(self, namespace: str) -> Head | None:
+        """What the database has of a namespace; None without any round that was written whole."""
+        with self._calling():
+            found = self._database()["namespaces"].find_one({"_id": namespace})
+            head = head_from(found) if found is not None else None
+            return head if head is not None and head.complete_seq else None
+
+    def graph(self, namespace: str) -> Graph:
+        """The elements that the database has of a namespace now, of whichever rounds they are."""
+        with self._calling():
+            database, wanted = self._database(), {"namespace": namespace}
+            there = {**wanted, "gone": False}
+            entities, edges = list(database["entities"].find(there)), list(database["edges"].find(there))
+            in_parts = any(document["parts"] for found in (entities, edges) for document in found)
+            parts = parts_from(database["parts"].find(wanted)) if in_parts else None
+            return graph_from(entities, edges, parts)
+
+    def trial(self) -> None:
+        """Show that the database can be written and read: one document goes in and out again."""
+        with self._calling():
+            table = self._database()["trials"]
+            made = table.insert_one({"expire_at": moment(time.time_ns() + DAY_NS)})
+            table.delete_one({"_id": made.inserted_id})
+
+    # --- one round ---------------------------------------------------------------------------------------------------
+
+    def _write(self, stored: StoredRound) -> Written:
+        namespace = stored.namespace
+        now_ns = time.time_ns()
+        found = self._database()["namespaces"].find_one({"_id": namespace})
+        head = head_from(found) if found is not None else Head(namespace=namespace)
+        why = head.refuses(stored, now_ns)
+        if why:
+            return Written("repeated" if why == "repeated" else "older")
+        seq = self._claim(head, now_ns)
+        writing = _Writing(self, stored, seq, now_ns)
+        known = self._known(stored, head, now_ns)
+        entities, edges = known if known is not None else self._compared(stored)
+        writing.elements("entities", entities)
+        writing.elements("edges", edges)
+        writing.findings(always=known is None or head.findings_count > 0)
+        writing.round()
+        parts_count = writing.sweep(always=known is None or head.parts_count > 0)
+        self._complete(head, stored, seq, parts_count)
+        self._last[namespace] = _Last(seq, stored.instance, stored.number, stored.graph)
+        return Written(
+            "written",
+            known is None,
+            len(entities.new) + len(entities.changed),
+            len(edges.new) + len(edges.changed),
+            len(entities.gone) + len(edges.gone),
+        )
+
+    def _claim(self, head: Head, now_ns: int) -> int:
+        seq = head.seq + 1
+        fields: dict[str, Any] = {"seq": seq, "namespace": head.namespace, "claimed": moment(now_ns)}
+        if not head.complete:  # somebody died, or is slow: what was sent may still arrive for as long as a call takes
+            fields["unsettled_until_ns"] = now_ns + int(2e9 * self._options.timeout_s)
+        import pymongo.errors
+
+        table = self._database()["namespaces"]
+        wanted: dict[str, Any] = {"_id": head.namespace, "seq": head.seq}
+        try:
+            done = table.update_one(wanted, {"$set": fields}, upsert=not head.seq)
+        except pymongo.errors.DuplicateKeyError:
+            raise self._crossed(head.namespace) from None
+        if not done.matched_count and done.upserted_id is None:
+            raise self._crossed(head.namespace)
+        return seq
+
+    def _complete(self, head: Head, stored: StoredRound, seq: int, parts_count: int) -> None:
+        fields = head_fields(stored, head, seq, time.time_ns())
+        fields["parts_count"] = parts_count
+        done = self._database()["namespaces"].update_one({"_id": head.namespace, "seq": seq}, {"$set": fields})
+        if not done.matched_count:
+            raise self._crossed(head.namespace)
+
+    def _crossed(self, namespace: str) -> DeliveryError:
+        text = f"{self._address.where}: another writer is writing {namespace} at the same time"
+        return DeliveryError(text, retryable=True)
+
+    def _known(self, stored: StoredRound, head: Head, now_ns: int) -> tuple[_Changes, _Changes] | None:
+        """What changed, if that can be told without asking."""
+        if not head.complete or not head.complete_seq or now_ns < head.unsettled_until_ns:
+            return None
+        last = self._last.get(stored.namespace)
+        change = None
+        if stored.instance == head.instance and stored.base == head.round:
+            change = stored.diff
+        if change is None and last is not None and last.seq == head.complete_seq:
+            change = diff(last.graph, stored.graph)
+        if change is None:
+            return None
+        name = stored.namespace
+        nodes = [*change.nodes_added, *(step.after for step in change.nodes_changed)]
+        edges = [*change.edges_added, *(step.after for step in change.edges_changed)]
+        return (
+            _Changes(
+                [], [entity_document(name, e) for e in nodes], [document_id(name, id_) for id_ in change.nodes_removed]
+            ),
+            _Changes(
+                [],
+                [edge_document(name, e) for e in edges],
+                [edge_document_id(name, *key) for key in change.edges_removed],
+            ),
+        )
+
+    def _compared(self, stored: StoredRound) -> tuple[_Changes, _Changes]:
+        name = stored.namespace
+        return (
+            self._differing("entities", name, (entity_document(name, e) for e in stored.graph.nodes.values())),
+            self._differing("edges", name, (edge_document(name, e) for e in stored.graph.edges.values())),
+        )
+
+    def _differing(self, collection: str, namespace: str, documents: Iterable[Document]) -> _Changes:
+        there = {
+            found["_id"]: None if found.get("gone") else found.get("hash")
+            for found in self._database()[collection].find({"namespace": namespace}, {"hash": 1, "gone": 1})
+        }
+        changes = _Changes([], [], [])
+        for document in documents:
+            if document.id not in there:
+                changes.new.append(document)
+            elif there.pop(document.id) != document.digest:
+                changes.changed.append(document)
+        changes.gone = [id_ for id_, digest in there.items() if digest is not None]
+        return changes
+
+    # --- the driver --------------------------------------------------------------------------------------------------
+
+    def _database(self) -> Database[dict[str, Any]]:
+        if self._client is None:
+            raise DeliveryError("not started", retryable=False)
+        return self._client[self._name]
+
+    def _make_indexes(self, database: Database[dict[str, Any]]) -> None:
+        from pymongo import ASCENDING, IndexModel
+
+        for collection, indexes in INDEXES.items():
+            models = [IndexModel([(name, ASCENDING) for name in names]) for names in indexes]
+            models.append(IndexModel([("expire_at", ASCENDING)], expireAfterSeconds=0))
+            database[collection].create_indexes(models)
+
+    @contextmanager
+    def _calling(self) -> Iterator[None]:
+        """One deadline over all that is done within, and every error of the driver as ours."""
+        try:
+            import pymongo
+        except ImportError as error:
+            missing = MissingExtra(error.name or "pymongo", "mongodb", "mongodb")
+            raise DeliveryError(str(missing), retryable=False) from error
+        try:
+            with pymongo.timeout(self._options.timeout_s):
+                yield
+        except (MissingExtra, InputError) as error:  # no driver; what is in the database is none of ours
+            raise DeliveryError(f"{self._address.where}: {error}", retryable=False) from error
+        except driver_errors() as error:
+            meaning = trouble(error, self._address)
+            # The cause may hold the connection string.
+            raise DeliveryError(meaning.text, retryable=meaning.retryable) from None
+
+
+class _Writing:
+    """The documents of one round on their way, with its stamp."""
+
+    def __init__(self, writer: MongoWriter, stored: StoredRound, seq: int, now_ns: int) -> None:
+        self._database = writer._database()
+        self._stored = stored
+        self._namespace = stored.namespace
+        self._seq = seq
+        self._stamp = {
+            "seq": seq,
+            "instance": document_id("", stored.instance)[1:],
+            "round": stored.number,
+            "time": moment(stored.time_ns),
+        }
+        self._expire_at = moment(now_ns + writer._retention_ns) if writer._retention_ns else None
+        self._parts_written = 0
+
+    def elements(self, collection: str, changes: _Changes) -> None:
+        """Write entities or edges."""
+        from pymongo import InsertOne
+
+        self._parts(collection, (*changes.new, *changes.changed), None)
+        first = {"first_round": self._stamp["round"], "first_time": self._stamp["time"]}
+        alive = {"gone": False, "expire_at": None, **self._stamp}
+        crossed = self._send(
+            collection,
+            (
+                (InsertOne({"_id": document.id, **document.fields, **alive, **first}), document.size_bytes)
+                for document in changes.new
+            ),
+        )
+        # Somebody else put one there meanwhile, in a round before this one, or in a newer one.
+        again = [changes.new[index] for index in crossed]
+        self._send(collection, ((self._upsert(d, alive, first), d.size_bytes) for d in (*again, *changes.changed)))
+        self._send(collection, ((self._bury(id_), 200) for id_ in changes.gone))
+
+    def findings(self, always: bool) -> None:
+        """Write what the rules found, mark what they find no longer; nothing at all if there was and is nothing."""
+        if not self._stored.findings and not always:
+            return
+        documents = [finding_document(self._namespace, finding) for finding in self._stored.findings]
+        documents = list({document.id: document for document in documents}.values())
+        self._parts("findings", documents, None)
+        alive = {"gone": False, "expire_at": None, **self._stamp}
+        first = {"first_round": self._stamp["round"], "first_time": self._stamp["time"]}
+        self._send("findings", ((self._upsert(d, alive, first), d.size_bytes) for d in documents))
+        ended = {"namespace": self._namespace, "gone": False, "seq": {"$lt": self._seq}}
+        self._database["findings"].update_many(
+            ended, {"$set": {"gone": True, "expire_at": self._expire_at, **self._stamp}}
+        )
+
+    def round(self) -> None:
+        """Write what the round says beside its graph."""
+        document = round_document(self._stored)
+        self._parts("rounds", [document], self._expire_at)
+        fields = {**document.fields, "seq": self._seq, "expire_at": self._expire_at}
+        wanted = {"_id": document.id, "namespace": self._namespace}
+        self._database["rounds"].update_one(wanted, {"$set": fields}, upsert=True)
+
+    def sweep(self, always: bool) -> int:
+        """Delete parts that nothing refers to any more; how many are left. ``always``: also if none was written now."""
+        if not self._parts_written and not always:
+            return 0
+        table = self._database["parts"]
+        owners: dict[tuple[str, str], list[tuple[str, bytes]]] = {}
+        for part in table.find({"namespace": self._namespace}, {"collection": 1, "owner": 1, "hash": 1}):
+            owners.setdefault((part["collection"], part["owner"]), []).append((part["_id"], part["hash"]))
+        doomed: list[str] = []
+        kept_count = 0
+        for (collection, owner), parts in owners.items():
+            wanted = {"_id": owner, "namespace": self._namespace}
+            found = self._database[collection].find_one(wanted, {"hash": 1, "parts": 1}) or {}
+            current = found.get("hash") if found.get("parts") else None
+            doomed += [id_ for id_, digest in parts if digest != current]
+            kept_count += sum(1 for _, digest in parts if digest == current)
+        for start in range(0, len(doomed), BATCH_COUNT):
+            some = doomed[start : start + BATCH_COUNT]
+            table.delete_many({"namespace": self._namespace, "_id": {"$in": some}})
+        return kept_count
+
+    def _parts(self, collection: str, documents: Iterable[Document], expire_at: Any) -> None:
+        """What is too large for its document goes first: who sees the document finds them."""
+        from pymongo import UpdateOne
+
+        def operations() -> Iterator[tuple[Operation, int]]:
+            for document in documents:
+                for index, data in enumerate(document.parts):
+                    id_ = document_id(self._namespace, f"{collection}:{document.digest.hex()}:{index}:{document.id}")
+                    fields = {
+                        "collection": collection, "owner": document.id, "hash": document.digest, "index": index,
+                        "data": data, "expire_at": expire_at,
+                    }  # fmt: skip
+                    wanted = {"_id": id_, "namespace": self._namespace}
+                    self._parts_written += 1
+                    yield UpdateOne(wanted, {"$set": fields}, upsert=True), len(data)
+
+        self._send("parts", operations())
+
+    def _upsert(self, document: Document, alive: dict[str, Any], first: dict[str, Any]) -> UpdateOne:
+        from pymongo import UpdateOne
+
+        fields = {**document.fields, **alive}
+        del fields["namespace"]  # of the filter; a shard key is not set
+        return UpdateOne(self._older(document.id), {"$set": fields, "$setOnInsert": first}, upsert=True)
+
+    def _bury(self, id_: str) -> UpdateOne:
+        from pymongo import UpdateOne
+
+        fields = {"gone": True, "expire_at": self._expire_at, **self._stamp}
+        return UpdateOne(self._older(id_), {"$set": fields})
+
+    def _older(self, id_: str) -> dict[str, Any]:
+        return {"_id": id_, "namespace": self._namespace, "seq": {"$lt": self._seq}}
+
+    def _send(self, collection: str, operations: Iterable[tuple[Operation, int]]) -> list[int]:
+        """Send in batches. Gives the positions of those that met a document which is newer, or (inserts) there."""
+        table = self._database[collection]
+        crossed: list[int] = []
+        batch: list[Operation] = []
+        size_bytes = done_count = 0
+        for operation, operation_bytes in operations:
+            if batch and (len(batch) >= BATCH_COUNT or size_bytes + operation_bytes > BATCH_BYTES):
+                crossed += [done_count + index for index in _bulk(table, batch)]
+                done_count += len(batch)
+                batch, size_bytes = [], 0
+            batch.append(operation)
+            size_bytes += operation_bytes
+        if batch:
+            crossed += [done_count + index for index in _bulk(table, batch)]
+        return crossed
+
+
+def _bulk(table: Table, batch: list[Operation]) -> list[int]:
+    import pymongo.errors
+
+    try:
+        table.bulk_write(batch, ordered=False)
+    except pymongo.errors.BulkWriteError as error:
+        problems = error.details.get("writeErrors", ())
+        if error.details.get("writeConcernErrors") or any(p.get("code") != _DUPLICATE_KEY for p in problems):
+            raise
+        return [problem["index"] for problem in problems]
+    return []
+
+
+__all__ = ["BATCH_BYTES", "BATCH_COUNT", "INDEXES", "MongoWriter", "Written"]

@@ -1,0 +1,111 @@
+"""A server that speaks MongoDB's wire protocol, for the tests.
+
+``mongod`` where it is on PATH, else SecantusDB (PyPI, single node: no replica set, no sharding) as a process of its
+own. ``GPUFLIGHT_TEST_MONGODB=mongod|secantusdb`` insists on one. One is shared by all workers of a run, each test with
+a database of its own; whoever has to kill one starts their own.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pymongo
+import pymongo.errors
+import pytest
+from tests.services.service import Service
+
+USER, PASSWORD = "writer", "pass/word:that@needs%escaping"
+
+
+class MongoServer(Service):
+    """One server: ``uri``, ``start``, ``kill``, ``stop``, ``client``. With ``login`` it wants ``USER``."""
+
+    login = False
+
+    @property
+    def uri(self) -> str:
+        return f"mongodb://{self.address}"
+
+    def ready(self) -> bool:
+        try:
+            with self.client() as client:
+                client.admin.command("ping")
+        except pymongo.errors.OperationFailure:
+            return True  # it wants a login
+        except pymongo.errors.PyMongoError:
+            return False
+        return True
+
+    def client(self, **options: Any) -> pymongo.MongoClient[dict[str, Any]]:
+        return pymongo.MongoClient(self.uri, serverSelectionTimeoutMS=options.pop("select_ms", 1000), **options)
+
+    def argv(self) -> list[str]:
+        data = self.folder / "data"
+        data.mkdir(exist_ok=True)
+        port = str(self.ports["main"])
+        if _program() == "mongod":
+            more = ["--auth"] if self.login else []
+            return ["mongod", "--bind_ip", "127.0.0.1", "--port", port, "--dbpath", str(data), "--nounixsocket", *more]
+        config = self.folder / "secantusd.toml"
+        config.touch()
+        program = Path(sys.executable).with_name("secantusd-py")
+        more = ["--auth"] if self.login else []
+        return [
+            str(program), "--config", str(config), "--host", "127.0.0.1", "--port", port, "--storage-path", str(data),
+            "--standalone", "--cache-size", "128M", "--log-level", "WARNING", *more,
+        ]  # fmt: skip
+
+    def require_login(self) -> None:
+        """Make ``USER``, then start again, wanting it."""
+        self.start()
+        with self.client() as client:
+            roles = [{"role": "readWriteAnyDatabase", "db": "admin"}]
+            client.admin.command("createUser", USER, pwd=PASSWORD, roles=roles)
+        self.stop()
+        self.login = True
+        self.start()
+
+
+def _program() -> str:
+    wanted = os.environ.get("GPUFLIGHT_TEST_MONGODB", "")
+    if wanted == "mongod" or (not wanted and shutil.which("mongod")):
+        return "mongod"
+    return "secantusdb"
+
+
+def new_database() -> str:
+    """A name that no other test uses."""
+    return f"t{uuid.uuid4().hex[:16]}"
+
+
+@pytest.fixture(scope="session")
+def mongodb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MongoServer]:
+    """The server that all tests of this run share. Not to be killed."""
+    base = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        base = base.parent
+    server = MongoServer(base / "mongodb")
+    server.start()
+    yield server
+    server.release()
+
+
+@pytest.fixture
+def own_mongodb(tmp_path: Path) -> Iterator[Callable[[], MongoServer]]:
+    """Makes servers of the test's own, to be killed."""
+    made: list[MongoServer] = []
+
+    def make() -> MongoServer:
+        made.append(MongoServer(tmp_path / f"mongodb-{len(made)}"))
+        return made[-1]
+
+    yield make
+    for server in made:
+        server.kill()
+        server.release()
