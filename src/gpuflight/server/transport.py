@@ -180,8 +180,8 @@ class HttpProtocol(HttpToolsProtocol):
             self._await_reader()
 
     def _refuse(self, status: int, code: str, message: str) -> None:
-        """End the connection, with an error if no answer has begun."""
-        if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
+        """End the connection, with an error unless the answer to this request has begun."""
+        if self._in_head or self.cycle is None or not self.cycle.response_started:
             body = error_body(code, message)
             self.transport.write(
                 b"%scontent-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n%s"
