@@ -9,8 +9,10 @@
   (dictionary, id, name), before the first use. Names and shapes may come more than once: take them as upserts.
 * ``extra`` has columns that this version does not know, by their name on the wire, raw and aligned with the rows.
 * ``batch_id`` is the number that the writer gave the batch (unique in a session per ``wire_type``), None for lines of
-  single events. ``place`` is where the first row was read. (session, wire_type, batch_id), or without a number
-  (session, place), identifies the rows to a store that may be handed the same file again.
+  single events; ``part`` counts the batches that one line of the file became. (session, wire_type, batch_id, part)
+  identifies the rows of such a line whenever and from wherever they come again. Rows of single-event lines have no
+  such number: a reader keeps its place in the file together with what it has stored.
+* ``place``: where the first row was read.
 """
 
 from __future__ import annotations
@@ -39,6 +41,7 @@ class Batch(msgspec.Struct):
     columns: dict[str, Any]
     wire_type: str = ""
     batch_id: int | None = None
+    part: int = 0
     place: Place = Place()
     clock: Clock = "wall"
     extra: dict[str, list[Any]] | None = None

@@ -1,0 +1,212 @@
+"""Lines of one event: a line's fields as a row, and many lines of one kind at once.
+
+Of a single-event line only a few whole numbers change from line to line (times, corr_id, bytes); what is around them
+repeats for every launch of the same kernel from the same place. So a line is cut at these numbers. The parts between
+are looked up as they are, byte for byte: they were read in full when they came first, as part of a line whose cut
+gave back what its fields say. The numbers of all lines go to numpy's parser at once.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from gpuflight.events.arrays import numpy
+from gpuflight.events.format.cells import Value, cell, read
+from gpuflight.events.format.plans import SHAPED_FIELDS, Plan
+from gpuflight.events.format.rows import DIGITS, array
+from gpuflight.events.format.session import Session
+from gpuflight.events.format.shapes import shape_of
+from gpuflight.events.format.telemetry import FIELDS as TELEMETRY
+from gpuflight.events.ledger import Ledger, Place
+
+_raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_KEPT_BYTES = 16 << 20
+"""Of line parts per type, before all are forgotten."""
+
+
+class Row(msgspec.Struct):
+    """A line as a row: its columns and the fields that nobody knows."""
+
+    values: dict[str, Value]
+    extra: dict[str, Any]
+
+
+def row_of(plan: Plan, wire_type: str, fields: dict[str, Any], session: Session, ledger: Ledger, place: Place) -> Row:
+    """The row of a line. Null is unknown by the format's own rule; what cannot be read is counted and unknown."""
+    values: dict[str, Value] = dict(plan.constants)
+    extra: dict[str, Any] = {}
+    shape_fields: dict[str, Any] = {}
+    for wire, value in fields.items():
+        field = plan.fields.get(wire)
+        if field is not None:
+            if value is None:
+                continue
+            got = read(value, field)
+            if got is None:
+                if field.how != "na":
+                    ledger.add("bad_cell", place, subject=f"{wire_type}.{wire}")
+            elif field.how[:1] == "@":
+                if got != "":
+                    values[field.column.name] = session.text(field.how[1:], str(got))
+            else:
+                values[field.column.name] = got
+        elif wire in plan.ignored or (wire == "end_ns" and "start_ns" in plan.fields):
+            continue
+        elif plan.shaped and wire in SHAPED_FIELDS:
+            shape_fields[wire] = value
+        elif not (plan.telemetry and wire in TELEMETRY):
+            extra[wire] = value
+            ledger.add("unknown_column", place, subject=f"{wire_type}.{wire}")
+    if shape_fields:
+        shape, bad = shape_of(shape_fields)
+        for wire in bad:
+            ledger.add("bad_cell", place, subject=f"{wire_type}.{wire}")
+        if shape:
+            values["shape_id"] = session.shape(shape)
+    if wire_type == "profile_sample" and "sample_kind" not in values:
+        values["sample_kind"] = 1 if "metric_name" in fields else 0
+    return Row(values, extra)
+
+
+def add_duration(plan: Plan, values: dict[str, Value], fields: dict[str, Any]) -> None:
+    """duration = end - start, where a line tells the end and no duration."""
+    if "duration_ns" in values or "end_ns" in plan.fields or "start_ns" not in values:
+        return
+    end = cell(fields.get("end_ns"), "i64")
+    if isinstance(end, int) and "duration_ns" in {c.name for c in plan.table.columns}:
+        duration = end - int(values["start_ns"])
+        if -(1 << 63) <= duration < 1 << 63:
+            values["duration_ns"] = duration
+
+
+class Cut:
+    """Where lines of one layout are cut: ``marks`` in order, the numbers between the first and second, third and
+    fourth, …; ``skeletons``: the text of each group of numbers without its digits."""
+
+    def __init__(self, marks: list[bytes], groups: list[list[str]]) -> None:
+        self.marks = marks
+        self.groups = groups
+        self.skeletons = [b"".join([b"", *(b',"' + n.encode() + b'":' for n in names[1:])]) for names in groups]
+
+    def parts(self, line: bytes) -> tuple[tuple[bytes, ...], tuple[bytes, ...]]:
+        """(what repeats, what changes) of a line; a line of another layout gives parts that nobody knows."""
+        repeats: list[bytes] = []
+        changes: list[bytes] = []
+        rest = line
+        for i, mark in enumerate(self.marks):
+            part, _, rest = rest.partition(mark)
+            (changes if i & 1 else repeats).append(part)
+        repeats.append(rest)
+        return tuple(repeats), tuple(changes)
+
+    def numbers(self, changes: list[tuple[bytes, ...]]) -> dict[str, Any] | None:
+        """Fields → uint64 arrays, over all lines; None if a line has anything but digits where numbers should be."""
+        np = numpy()
+        result: dict[str, Any] = {}
+        count = len(changes)
+        for g, (names, skeleton) in enumerate(zip(self.groups, self.skeletons, strict=True)):
+            text = b"\n".join([change[g] for change in changes])
+            if b"-" in text or text.translate(None, DIGITS) != b"\n".join([skeleton] * count):
+                return None
+            for name in names[1:]:
+                text = text.replace(b'"' + name.encode() + b'":', b"")
+            text = text.replace(b"\n", b",")
+            if b",," in text or text[:1] == b"," or text[-1:] in (b",", b""):
+                return None
+            values = np.fromstring(text, dtype=np.ulonglong, sep=",")
+            if values.size != count * len(names):
+                return None
+            columns = np.ascontiguousarray(values.reshape(count, len(names)).T)
+            result.update(zip(names, columns, strict=True))
+        return result
+
+
+def find_cut(plan: Plan, line: bytes) -> Cut | None:
+    """How to cut lines like this one; None if it has no changing numbers or is not written compactly."""
+    try:
+        fields = _raw_fields.decode(line)
+    except (ValueError, RecursionError):
+        return None
+    names = list(fields)
+    texts = [bytes(fields[name]) for name in names]
+    whole = b"{" + b",".join(b'"' + n.encode() + b'":' + t for n, t in zip(names, texts, strict=True)) + b"}"
+    if whole != line:
+        return None
+    changing = [n in plan.volatile and t.isdigit() for n, t in zip(names, texts, strict=True)]
+    if not any(changing) or changing[0]:
+        return None
+    marks: list[bytes] = []
+    groups: list[list[str]] = []
+    for i, name in enumerate(names):
+        if changing[i] and not changing[i - 1]:
+            marks.append(b',"' + name.encode() + b'":')
+            groups.append([])
+        if changing[i]:
+            groups[-1].append(name)
+        elif i and changing[i - 1]:
+            marks.append(b',"' + name.encode() + b'":')
+    if changing[-1]:
+        marks.append(b"}")
+    cut = Cut(marks, groups)
+    _, changes = cut.parts(line)
+    numbers = cut.numbers([changes])
+    if numbers is None or any(str(int(numbers[n][0])).encode() != bytes(fields[n]) for g in groups for n in g):
+        return None
+    return cut
+
+
+class Repeats:
+    """Rows of what repeats, by the line parts that say it."""
+
+    def __init__(self) -> None:
+        self.index: dict[Any, int] = {}
+        self.rows: list[Row] = []
+        self._bytes = 0
+        self._signatures: list[tuple[str, frozenset[str], frozenset[str]]] = []
+
+    def add(self, key: Any, size: int, row: Row, session_id: str) -> int:
+        number = self.index[key] = len(self.rows)
+        self.rows.append(row)
+        self._signatures.append((session_id, frozenset(row.values), frozenset(row.extra)))
+        self._bytes += size
+        return number
+
+    @property
+    def full(self) -> bool:
+        return self._bytes > _KEPT_BYTES
+
+    def take(self, numbers: list[int], kinds: dict[str, str]) -> list[Taken]:
+        """Rows by number; those of one session with the same columns together."""
+        np = numpy()
+        distinct, places = np.unique(np.array(numbers, dtype=np.int64), return_inverse=True)
+        signatures = [self._signatures[n] for n in distinct.tolist()]
+        kinds_of_rows = dict.fromkeys(signatures)
+        result = []
+        for signature in kinds_of_rows:
+            positions = None
+            rows = [self.rows[n] for n in distinct.tolist()]
+            chosen = places
+            if len(kinds_of_rows) > 1:
+                mine = np.array([s == signature for s in signatures])
+                positions = np.flatnonzero(mine[places])
+                rows = [row for row, s in zip(rows, signatures, strict=True) if s == signature]
+                chosen = (np.cumsum(mine) - 1)[places[positions]]
+            columns: dict[str, Any] = {}
+            for name in signature[1]:
+                column = array([row.values[name] for row in rows], kinds[name])
+                columns[name] = [column[i] for i in chosen.tolist()] if isinstance(column, list) else column[chosen]
+            extra = {name: [rows[i].extra[name] for i in chosen.tolist()] for name in signature[2]}
+            result.append(Taken(signature[0], len(chosen), positions, columns, extra))
+        return result
+
+
+class Taken(msgspec.Struct):
+    """Rows of one session with the same columns; ``positions``: which of those asked for, None for all."""
+
+    session_id: str
+    count: int
+    positions: Any
+    columns: dict[str, Any]
+    extra: dict[str, list[Any]]
