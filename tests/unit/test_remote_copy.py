@@ -36,9 +36,10 @@ def sent(change: Diff, after: Graph, base: int, number: int, **fields: Any) -> A
 
 def shown(copy: Copy) -> Graph:
     """What a round would read of it; everything in it is known once only."""
-    entities = [*([copy.host] if copy.host else []), *copy.entities]
-    graph = Graph(entities, copy.connections)
-    assert len(graph.nodes) == len(entities) and len(graph.edges) == len(copy.connections)
+    entities = [*([copy.host] if copy.host else []), *copy.lists().entities]
+    connections = copy.lists().connections
+    graph = Graph(entities, connections)
+    assert len(graph.nodes) == len(entities) and len(graph.edges) == len(connections)
     return graph
 
 
@@ -47,11 +48,10 @@ def check(copy: Copy, peers: Graph) -> None:
     expected = with_namespace(decode_graph(encode_graph(peers)), "n7")
     assert shown(copy) == expected
     anew = copy_of(peers)
-    assert sorted(half.key for half in copy.half_list) == sorted(half.key for half in anew.half_list)
-    assert {half.own: half for half in copy.half_list} == {
-        half.own: half for half in halves_of(expected.nodes, expected.edges.values())
+    assert {half.edge.key: half for half in copy.lists().halves if half.edge} == {
+        half.edge.key: half for half in halves_of(expected.nodes, expected.edges.values()) if half.edge
     }
-    assert copy.stand_in_list == anew.stand_in_list and copy.hosts == anew.hosts
+    assert copy.lists().stand_ins == anew.lists().stand_ins and copy.hosts == anew.hosts
 
 
 class Wandering:
@@ -205,11 +205,25 @@ def test_our_own_host_and_what_is_too_deep_stay_out_of_it() -> None:
 def test_nothing_changed_keeps_the_very_lists() -> None:
     a, _ = pair()
     copy = copy_of(a)
-    entities, connections, halves = copy.entities, copy.connections, copy.half_list
+    first = copy.lists()
     copy.apply(sent(Diff(), a, 1, 2))
-    assert copy.entities is entities and copy.connections is connections and copy.half_list is halves
+    assert copy.lists() is first
     copy.apply(sent(Diff(nodes_changed=diff(a, pair()[1]).nodes_changed), a, 2, 3))
-    assert copy.entities is not entities and copy.connections is connections and copy.half_list is halves
+    second = copy.lists()
+    assert second.entities is not first.entities
+    assert second.connections is first.connections and second.halves is first.halves
+
+
+def test_what_does_not_fit_leaves_what_was_shown() -> None:
+    """It is found at the end, after half of it was taken in."""
+    a, b = pair()
+    copy = copy_of(a)
+    first = copy.lists()
+    with pytest.raises(Misfit):
+        copy.apply(sent(diff(a, b), b, 1, 2, nodes_count=7))
+    assert copy.lists() is first and shown(copy) == with_namespace(a, "n7")
+    with pytest.raises(Misfit):
+        copy.apply(sent(diff(a, b), b, 1, 2))
 
 
 @pytest.mark.parametrize(

@@ -39,12 +39,12 @@ class InProcess:
         self.spoil = lambda answer: answer
 
     def get(self, request: Request) -> Answer:
-        path = request.url.partition("://")[2].partition("/")[2]
+        path = request.url.partition("://")[2].partition("/")[2] + (f"?{request.query}" if request.query else "")
         self.asked.append("/" + path)
         headers = {"if-none-match": request.etag} if request.etag else {}
         sent_ns = time.time_ns()
         got = self.served.client.get("/" + path, headers=headers)
-        answer = Answer(request.url, got.status_code, dict(got.headers), got.content, sent_ns, time.time_ns())
+        answer = Answer(f"/{path}", got.status_code, dict(got.headers), got.content, sent_ns, time.time_ns())
         return self.spoil(answer)
 
 
@@ -132,10 +132,11 @@ def expected(served: Served) -> Graph:
 
 
 def shown(peer: Peer) -> Graph:
-    assert peer.view.host is not None and peer.view.error == ""
+    assert peer.view.host is not None and peer.view.copy is not None and peer.view.error == ""
+    lists = peer.view.copy.lists()
     told = ("name", "instance", "poll_interval_s", "machine_id", "boot_id", "gpuflight_version")
     attributes = {name: value for name, value in peer.view.host.attributes.items() if name not in told}
-    return Graph([replace(peer.view.host, attributes=attributes), *peer.view.entities], peer.view.connections)
+    return Graph([replace(peer.view.host, attributes=attributes), *lists.entities], lists.connections)
 
 
 def test_a_parents_copy_is_the_peers_graph_after_many_rounds(served: Served) -> None:

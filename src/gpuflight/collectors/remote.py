@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, model_validator
 
 from gpuflight.collectors.base import Batch, Collector
-from gpuflight.collectors.remote_copy import Identity
+from gpuflight.collectors.remote_copy import Identity, Lists
 from gpuflight.collectors.remote_join import Half, Joined, join_hosts, joinable, marked
 from gpuflight.collectors.remote_peer import Peer, PeerOptions, View
 from gpuflight.collectors.remote_pool import Pool
@@ -79,6 +79,7 @@ class _Part(Struct):
 
     view: View
     gone: frozenset[str]
+    lists: Lists
     entities: list[Entity] = field(default_factory=list)
     connections: list[Edge] = field(default_factory=list)
     halves: list[Half] = field(default_factory=list)
@@ -240,12 +241,12 @@ class Remote(Collector):
             if ns in doomed:
                 self.note(f"{ns}: the same host as {seen[view.hosts[ns]]}; it is drawn once")
                 continue
-            known = self._parts[index]
-            # A view that was only confirmed is another object around the same lists.
-            if known is not None and known.gone == doomed and known.view.entities is view.entities:
+            assert view.copy is not None  # noqa: S101 - only views with a graph are chosen
+            known, lists = self._parts[index], view.copy.lists()
+            if known is not None and known.gone == doomed and known.lists is lists:
                 known.view = view
             else:
-                known = self._parts[index] = _part(view, doomed)
+                known = self._parts[index] = _part(view, lists, doomed)
             self._shown.append(known)
 
     def _limit(self) -> None:
@@ -314,7 +315,7 @@ class Remote(Collector):
                 by_namespace.setdefault(_namespace_of(half), []).append(half)
         named: dict[str, Entity] = {}
         for part in self._shown:
-            named.update(part.view.stand_ins)
+            named.update(part.lists.stand_ins)
         self._joined = join_hosts(local, by_namespace, named)
         ours = {half.own for half in local}
         self._between_peers, self._crossing = [], {}
@@ -341,17 +342,18 @@ class Remote(Collector):
         return local
 
 
-def _part(view: View, gone: frozenset[str]) -> _Part:
+def _part(view: View, lists: Lists, gone: frozenset[str]) -> _Part:
     if not gone:
-        return _Part(view, gone, view.entities, view.connections, view.halves)
-    kept = [entity for entity in view.entities if not any(within(entity.ns, outer) for outer in gone)]
-    lost = {entity.id for entity in view.entities} - {entity.id for entity in kept}
+        return _Part(view, gone, lists, lists.entities, lists.connections, lists.halves)
+    kept = [entity for entity in lists.entities if not any(within(entity.ns, outer) for outer in gone)]
+    lost = {entity.id for entity in lists.entities} - {entity.id for entity in kept}
     return _Part(
         view,
         gone,
+        lists,
         kept,
-        [edge for edge in view.connections if edge.source not in lost and edge.target not in lost],
-        [half for half in view.halves if half.own not in lost],
+        [edge for edge in lists.connections if edge.source not in lost and edge.target not in lost],
+        [half for half in lists.halves if half.own not in lost],
     )
 
 

@@ -8,7 +8,11 @@ edges afterwards.
 
 from __future__ import annotations
 
+import threading
 from typing import Any
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from gpuflight.collectors.remote_join import Half, half_of
 from gpuflight.graph import LOCAL, Edge, Entity, Graph, edges, nodes
@@ -24,10 +28,19 @@ class Misfit(Exception):
     """A difference that does not lead on from the copy, or that changes which hosts are in it."""
 
 
+class Lists(Struct, frozen=True):
+    """What a round reads of a copy, and may keep: all entities but the peer's own Host, the edges, the half connections
+    and the far ends of these by id."""
+
+    entities: list[Entity]
+    connections: list[Edge]
+    halves: list[Half]
+    stand_ins: dict[str, Entity]
+
+
 class Copy:
     """The graph of a peer, less what is not shown of it: our own host as it comes back through others, and what came
-    through too many. Used by one thread; ``entities``, ``connections``, ``half_list`` and ``stand_in_list`` are made
-    anew where something changed, so that others may keep them.
+    through too many. ``apply`` is called by one thread at a time, ``lists`` by any.
 
     ``host`` is the peer's own Host, apart from ``entities``; ``hosts`` are the other machines by namespace.
     ``too_deep_count``: entities beyond the depth limit. Changes the elements of ``graph``, which nobody else may have
@@ -62,11 +75,9 @@ class Copy:
             del self.nodes[self.host.id]
         self.halves: dict[EdgeKey, Half] = {}
         self._find_halves()
-        self.entities: list[Entity] = []
-        self.connections: list[Edge] = []
-        self.half_list: list[Half] = []
-        self.stand_in_list: dict[str, Entity] = {}
-        self._list(nodes_too=True, edges_too=True, halves_too=True)
+        self._lock = threading.Lock()
+        self._nodes_changed = self._edges_changed = self._halves_changed = False
+        self._lists = Lists(list(self.nodes.values()), connections, list(self.halves.values()), self.stand_ins.copy())
 
     def _less_what_is_too_far(self, graph: Graph, own: Identity, max_depth: int) -> Graph:
         spaces = self._spaces
@@ -83,20 +94,41 @@ class Copy:
         return without_namespaces(graph, outer)
 
     def apply(self, delta: Delta) -> None:
-        """Take in a difference. Raises Misfit, after which this copy is of no use any more."""
+        """Take in a difference. Raises Misfit, after which this copy takes in nothing more, and ``lists`` gives what it
+        gave before."""
         if delta.base != self.round_number:
             raise Misfit(f"it leads on from round {delta.base}, not from {self.round_number}")
-        try:
-            self._apply(delta)
-        except KeyError as error:
-            raise Misfit(f"it is about something that is not there: {error}") from None
+        with self._lock:
+            self.round_number = -1  # until all of it fits
+            try:
+                self._apply(delta)
+            except KeyError as error:
+                raise Misfit(f"it is about something that is not there: {error}") from None
+            self._check_counts(delta)
+            self.round_number = delta.round
+
+    def lists(self) -> Lists:
+        """What there is now; the very same lists where nothing changed. Made when they are wanted, since peers may be
+        asked more often than rounds are made."""
+        with self._lock:
+            if self.round_number >= 0 and (self._nodes_changed or self._edges_changed):
+                known = self._lists
+                self._lists = Lists(
+                    list(self.nodes.values()) if self._nodes_changed else known.entities,
+                    list(self.edges.values()) if self._edges_changed else known.connections,
+                    list(self.halves.values()) if self._halves_changed else known.halves,
+                    self.stand_ins.copy() if self._nodes_changed else known.stand_ins,
+                )
+                self._nodes_changed = self._edges_changed = self._halves_changed = False
+            return self._lists
+
+    def _check_counts(self, delta: Delta) -> None:
         counts = (
             len(self.nodes) + (self.host is not None) + len(self._dropped),
             len(self.edges) + self._dropped_edges_count,
         )
         if counts != (delta.nodes_count, delta.edges_count):
             raise Misfit(f"{counts} nodes and edges, not {(delta.nodes_count, delta.edges_count)}")
-        self.round_number = delta.round
 
     def _apply(self, delta: Delta) -> None:
         sockets_changed = False
@@ -104,8 +136,14 @@ class Copy:
             self._remove_edge(key)
         for id_ in delta.nodes_removed:
             sockets_changed |= self._remove_node(id_)
+        ids, known, stand_ins = self._ids, self.nodes, self.stand_ins
         for change in delta.nodes_changed:
-            sockets_changed |= self._change_node(change)
+            if change.attributes is None and change.gone is None and (new := ids.get(change.id)) in known:
+                after = known[new] = changed(known[new], change)  # most that changes: only numbers
+                if new in stand_ins:
+                    stand_ins[new] = after
+            else:
+                sockets_changed |= self._change_node(change)
         if delta.nodes_added:
             sockets_changed |= self._add_nodes(delta.nodes_added)
         for change in delta.edges_changed:
@@ -114,9 +152,10 @@ class Copy:
             self._add_edges(delta.edges_added)
         if sockets_changed:
             self._find_halves()
-        nodes_too = bool(delta.nodes_added or delta.nodes_removed or delta.nodes_changed)
-        edges_too = bool(delta.edges_added or delta.edges_removed or delta.edges_changed)
-        self._list(nodes_too, edges_too, sockets_changed or self._halves_changed)
+        if delta.nodes_added or delta.nodes_removed or delta.nodes_changed:
+            self._nodes_changed = True
+        if delta.edges_added or delta.edges_removed or delta.edges_changed:
+            self._edges_changed = True
 
     # --- nodes -----------------------------------------------------------------------------------------------------
 
@@ -202,7 +241,12 @@ class Copy:
         if change.attributes is not None:
             change.attributes = moved_references(change.attributes, self.ns, self._ids)
         edge = self.edges[new] = changed(self.edges[new], change)
-        self._note_half(new, edge)
+        half = self.halves.get(new)
+        if half is not None and change.attributes is None and change.gone is None:
+            self.halves[new] = replace(half, edge=edge)
+            self._halves_changed = True
+        else:
+            self._note_half(new, edge)
 
     def _add_edges(self, added: list[Edge]) -> None:
         if self._dropped:
@@ -229,20 +273,10 @@ class Copy:
 
     def _find_halves(self) -> None:
         self.halves = {}
-        self._halves_changed = False
+        self._halves_changed = True
         if self.stand_ins:
             for key, edge in self.edges.items():
                 self._note_half(key, edge)
-
-    def _list(self, nodes_too: bool, edges_too: bool, halves_too: bool) -> None:
-        if nodes_too:
-            self.entities = list(self.nodes.values())
-            self.stand_in_list = self.stand_ins.copy()
-        if edges_too:
-            self.connections = list(self.edges.values())
-        if halves_too:
-            self.half_list = list(self.halves.values())
-        self._halves_changed = False
 
 
 def same_host(one: Identity, other: Identity) -> bool:

@@ -11,9 +11,8 @@ from msgspec.structs import replace
 
 from gpuflight.collectors.remote_clock import ClockOffset
 from gpuflight.collectors.remote_copy import Copy, Identity, Misfit, same_host
-from gpuflight.collectors.remote_join import Half
 from gpuflight.errors import InputError, SourceUnavailable
-from gpuflight.graph import Edge, Entity, nodes
+from gpuflight.graph import nodes
 from gpuflight.graph.codec import time_from_text
 from gpuflight.graph.delta import HEAD, decode_delta
 from gpuflight.graph.load import LoadedGraph, parse_graph
@@ -49,14 +48,11 @@ class PeerOptions(Struct, frozen=True):
 class View(Struct):
     """What is known of a peer; replaced as a whole, never changed. Times are this host's wall clock in ns, 0: never.
 
-    ``entities`` (all but ``host``) and ``connections`` are in the peer's namespace already. ``hosts`` are the machines
-    in it by namespace, ``halves`` its connections with others, ``stand_ins`` the far ends of these."""
+    ``copy`` is the graph, in the peer's namespace already, as it is now; ``hosts`` are the machines in it by namespace,
+    ``host`` is the peer's own."""
 
     ns: str = ""
-    entities: list[Entity] = field(default_factory=list)
-    connections: list[Edge] = field(default_factory=list)
-    halves: list[Half] = field(default_factory=list)
-    stand_ins: dict[str, Entity] = field(default_factory=dict)
+    copy: Copy | None = None
     hosts: dict[str, Identity] = field(default_factory=dict)
     host: nodes.Host | None = None
     good_ns: int = 0
@@ -95,10 +91,12 @@ class Peer:
         self.diffs_count = 0
         self.misfits_count = 0
         self._base = options.url.rstrip("/")
+        self._urls = [self._base + path for path in PATHS]
         self._path = 0
         self._etag = ""
         self._digest = b""
         self._copy: Copy | None = None
+        self._host_told: tuple[nodes.Host | None, nodes.Host] = (None, nodes.Host(hostname=""))
         self._env: dict[str, Any] = {}
         self._origin = ""
         self._tells_diffs = True
@@ -128,7 +126,8 @@ class Peer:
             state = "" if self._wholes_to_come or self._copy is None else etag.removeprefix("W/").strip('"')
             self._wholes_to_come = max(0, self._wholes_to_come - 1)
             request = Request(
-                self._base + PATHS[self._path] + (f"?since={state}" if follow else ""),
+                self._urls[self._path],
+                f"since={state}" if follow else "",
                 token=self.options.token,
                 etag=etag,
                 timeout_s=self.options.timeout_s,
@@ -222,7 +221,7 @@ class Peer:
         self._etag, self._digest = etag, digest
         self._env, self._origin = loaded.env, loaded.origin
         self._learn(answer, loaded.time_ns)
-        self._copy = None
+        self._copy, self._host_told = None, (None, nodes.Host(hostname=""))
         self.view = self._first_view(loaded, answer, own)
 
     def _first_view(self, loaded: LoadedGraph, answer: Answer, own: Identity) -> View:
@@ -246,21 +245,20 @@ class Peer:
     def _view(self, copy: Copy, before: View, answer: Answer, time_ns: int) -> View:
         return View(
             ns=before.ns,
-            entities=copy.entities,
-            connections=copy.connections,
-            halves=copy.half_list,
-            stand_ins=copy.stand_in_list,
+            copy=copy,
             hosts=before.hosts,
             host=self._host_of(copy, before),
             good_ns=answer.received_ns,
             round_time_ns=time_ns,
             round_number=copy.round_number,
-            losses={what: count for what, count in before.losses.items() if what != CUT},
+            losses={what: count for what, count in before.losses.items() if what != CUT} if before.losses else {},
             **self._offset(),
         )
 
     def _host_of(self, copy: Copy, before: View) -> nodes.Host:
         host = copy.host
+        if host is not None and host is self._host_told[0]:
+            return self._host_told[1]
         if host is None:
             host = nodes.Host(hostname=str(self._env.get("hostname", "")) or before.ns, ns=before.ns)
         machine_id, boot_id = before.hosts[before.ns]
@@ -274,7 +272,10 @@ class Peer:
         }
         if self._origin != "gpuflight":
             told["instance_kind"] = self._origin
-        return _with(host, {name: value for name, value in told.items() if value and name not in host.attributes})
+        known = host.attributes
+        host = _with(host, {name: value for name, value in told.items() if value and name not in known})
+        self._host_told = copy.host, host
+        return host
 
     def _learn(self, answer: Answer, ended_ns: int = 0) -> None:
         headers = answer.headers

@@ -11,7 +11,6 @@ from typing import Any, Union
 
 import msgspec
 from msgspec import Struct
-from msgspec.structs import replace
 
 from gpuflight.errors import InputError
 from gpuflight.graph.codec import check_schema, edge_kinds, node_kinds
@@ -54,7 +53,7 @@ class Delta(Struct):
 def decode_delta(data: bytes) -> Delta:
     """What ``codec.encode_diff`` wrote. Raises InputError, also for kinds that nobody here declares."""
     try:
-        delta: Delta = _decoder(tuple(node_kinds().values()), tuple(edge_kinds().values())).decode(data)
+        delta: Delta = _decoder(len(Entity.__subclasses__()), len(Edge.__subclasses__())).decode(data)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         check_schema_of(data)
         raise InputError(f"not a difference: {error}") from None
@@ -66,19 +65,18 @@ def decode_delta(data: bytes) -> Delta:
 
 def changed(before: Any, delta: ElementDelta) -> Any:
     """The element after the change."""
-    gone = delta.gone
-    attributes, metrics, unknown = before.attributes, before.metrics, before.unknown
-    if delta.attributes is not None:
-        attributes = {**attributes, **delta.attributes}
+    after = before.__copy__()  # nobody has seen it yet; unlike replace it does not look at the identity again
     if delta.metrics is not None:
-        metrics = {**metrics, **delta.metrics}
+        after.metrics = {**before.metrics, **delta.metrics}
+    if delta.attributes is not None:
+        after.attributes = {**before.attributes, **delta.attributes}
     if delta.unknown is not None:
-        unknown = {**(unknown or EMPTY), **delta.unknown}
-    if gone is not None:
-        attributes = _without(attributes, gone.get("attributes"))
-        metrics = _without(metrics, gone.get("metrics"))
-        unknown = _without(unknown or EMPTY, gone.get("unknown")) or None
-    return replace(before, attributes=attributes, metrics=metrics, unknown=unknown)
+        after.unknown = {**(before.unknown or EMPTY), **delta.unknown}
+    if (gone := delta.gone) is not None:
+        after.attributes = _without(after.attributes, gone.get("attributes"))
+        after.metrics = _without(after.metrics, gone.get("metrics"))
+        after.unknown = _without(after.unknown or EMPTY, gone.get("unknown")) or None
+    return after
 
 
 def check_schema_of(data: bytes) -> None:
@@ -101,7 +99,9 @@ def _without(group: dict[str, Any], names: list[str] | None) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=4)
-def _decoder(nodes: tuple[type[Entity], ...], edges: tuple[type[Edge], ...]) -> msgspec.json.Decoder[Any]:
+def _decoder(_nodes_count: int, _edges_count: int) -> msgspec.json.Decoder[Any]:
+    """Anew when there are more kinds; to look at all of them each time would cost more than decoding."""
+    nodes, edges = tuple(node_kinds().values()), tuple(edge_kinds().values())
     typed = msgspec.defstruct(
         "TypedDelta",
         [

@@ -26,17 +26,17 @@ if TYPE_CHECKING:
 
     from gpuflight.sources.http_connection import Connection, Origin, Response
 
-_KEPT_HEADERS = ("content-encoding", "content-type", "date", "etag", "gpuflight-time-ns", "retry-after", "server")
 _IDLE_CONNECTIONS_AT_MOST = 512
 _IDLE_S = 120.0
 _CHUNK = 1 << 20
 
 
 class Request(Struct, frozen=True):
-    """What to ask for. ``token`` is sent as Bearer; ``etag`` of what the asker has already; ``ca_file`` replaces the
-    system's certificate authorities."""
+    """What to ask for. ``query`` follows the URL, which has none. ``token`` is sent as Bearer; ``etag`` of what the
+    asker has already; ``ca_file`` replaces the system's certificate authorities."""
 
     url: str
+    query: str = ""
     token: str = ""
     etag: str = ""
     timeout_s: float = 5.0
@@ -115,10 +115,11 @@ class Http:
         deadline_s = time.monotonic() + request.timeout_s
         try:
             origin, target = http.split(request.url)
+            if request.query:
+                target = b"%b?%b" % (target, request.query.encode("ascii"))
             got = self._exchange(origin, target, request, deadline_s, answer)
             headers = got.headers
-            answer.status, answer.received_ns = got.status, got.received_ns
-            answer.headers = {name: headers[name] for name in _KEPT_HEADERS if name in headers}
+            answer.status, answer.received_ns, answer.headers = got.status, got.received_ns, headers
             raw = got.body[0] if len(got.body) == 1 else b"".join(got.body)
             answer.wire_bytes = len(raw)
             answer.body = decompress(raw, headers.get("content-encoding", ""), request.max_bytes)
@@ -138,7 +139,9 @@ class Http:
     def _exchange(self, origin: Origin, target: bytes, request: Request, deadline_s: float, answer: Answer) -> Response:
         """On a connection that is open already, else on a new one."""
         http = library()
-        headers = _head(request.token, request.etag)
+        headers = _head(request.token)
+        if request.etag:
+            headers += b"If-None-Match: %b\r\n" % _line(request.etag)
         place = (origin, request.ca_file)
         connection = self._take(place)
         while True:
@@ -227,15 +230,15 @@ def library() -> Any:
 
 
 @lru_cache(maxsize=512)
-def _head(token: str, etag: str) -> bytes:
-    lines = ["Accept: application/json", "Accept-Encoding: zstd, gzip", "User-Agent: gpuflight"]
-    if token:
-        lines.append(f"Authorization: Bearer {token}")
-    if etag:
-        lines.append(f"If-None-Match: {etag}")
-    if any("\r" in line or "\n" in line for line in lines):
-        raise ValueError("a token must be one line")
-    return "".join(f"{line}\r\n" for line in lines).encode("latin-1", "replace")
+def _head(token: str) -> bytes:
+    lines = b"Accept: application/json\r\nAccept-Encoding: zstd, gzip\r\nUser-Agent: gpuflight\r\n"
+    return lines + b"Authorization: Bearer %b\r\n" % _line(token) if token else lines
+
+
+def _line(value: str) -> bytes:
+    if "\r" in value or "\n" in value:
+        raise ValueError("the value of a header must be one line")
+    return value.encode("latin-1", "replace")
 
 
 def decompress(data: bytes, encoding: str, max_bytes: int) -> bytes:
@@ -248,6 +251,8 @@ def decompress(data: bytes, encoding: str, max_bytes: int) -> bytes:
         engine = zlib.decompressobj(wbits=31)
         body = engine.decompress(data, max_bytes + 1)
         complete = engine.eof
+    elif encoding == "zstd" and 0 <= zstandard.frame_content_size(data) <= max_bytes:
+        return zstandard.ZstdDecompressor().decompress(data)  # which says its size, and is held to it
     elif encoding == "zstd":
         parts: list[bytes] = []
         left = max_bytes + 1

@@ -10,6 +10,7 @@ from __future__ import annotations
 import socket
 import ssl
 import time
+from functools import lru_cache
 from urllib.parse import urlsplit
 
 import httptools
@@ -17,6 +18,11 @@ from msgspec import Struct
 
 _RECEIVE_BYTES = 1 << 18
 _HEAD_BYTES_AT_MOST = 1 << 16
+_KEPT_HEADERS = {
+    name.encode(): name
+    for name in ("content-encoding", "content-length", "date", "etag", "gpuflight-time-ns", "retry-after",
+                 "transfer-encoding")
+}  # fmt: skip
 _NO_DELAY = (socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 _BODILESS = (204, 304)
 
@@ -44,6 +50,7 @@ class Origin(Struct, frozen=True):
         return (name if plain else f"{name}:{self.port}").encode("idna" if not name.isascii() else "ascii")
 
 
+@lru_cache(maxsize=4096)
 def split(url: str) -> tuple[Origin, bytes]:
     """Origin and target (path and query) of a URL. Raises ValueError for what is none."""
     parts = urlsplit(url)
@@ -71,7 +78,9 @@ class Response:
 
     def on_header(self, name: bytes, value: bytes) -> None:
         """One header; of several of one name the first counts."""
-        self.headers.setdefault(name.decode("latin-1").lower(), value.decode("latin-1"))
+        known = _KEPT_HEADERS.get(name) or _KEPT_HEADERS.get(name.lower())
+        if known is not None:
+            self.headers.setdefault(known, value.decode("latin-1"))
 
     def on_headers_complete(self) -> None:
         """The head is here."""
