@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import functools
+import shutil
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tests.fakes.http_receiver import url_elsewhere
-from tests.services import s3
+from tests.services import mongodb, s3
 
 from gpuflight.subscribers.base import Subscriber
 
@@ -37,12 +39,24 @@ def _bucket() -> s3.S3Server:
     return server
 
 
+@functools.cache
+def _database() -> mongodb.MongoServer:
+    """Until this process ends."""
+    folder = Path(tempfile.mkdtemp(prefix="gpuflight-mongodb-"))
+    server = mongodb.MongoServer(folder)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(server.kill)
+    server.start()
+    return server
+
+
 RECEIVERS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "console": lambda _: {"type": "console"},
     "file_json": lambda folder: {"type": "file_json", "path": str(folder / "out")},
     "file_text": lambda folder: {"type": "file_text", "path": str(folder / "out")},
     "http_post": lambda _: {"type": "http_post", "url": url_elsewhere()},
     "memory": lambda _: {"type": "memory"},
+    "mongodb": lambda _: {"type": "mongodb", "uri": _database().uri, "database": mongodb.new_database()},
     "s3": lambda _: s3.settings(_bucket().url, "rounds"),
 }
 """Type → an entry of a configuration. A new subscriber has to say here how it works."""

@@ -10,7 +10,7 @@ from pydantic import BaseModel, SecretStr
 MASK = "********"
 
 _SECRET_NAME = re.compile(
-    r"(^|_)(token|password|passwd|passphrase|secret|credentials?|authorization|api_?key|access_?key|private_?key|cookie)"
+    r"(^|_)(token|password|passwd|passphrase|secret|credentials?|authorization|api_?key|access_?key|private_?key|cookie|uri)"
     r"(_|$)",
     re.IGNORECASE,
 )

@@ -6,6 +6,8 @@ password or any other part of a URI than its hosts.
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote_plus
 
@@ -21,6 +23,7 @@ SELECTION_S = 10.0
 """Longest time to find a server that answers, within the deadline of the call."""
 
 _POOL_AT_MOST = 4
+_CLOSE_S = 2.0
 # Errors that pass by themselves or with someone's help: a server that stops, steps down, is busy, out of disk.
 _RETRYABLE_CODES = frozenset(
     (
@@ -109,9 +112,33 @@ def _host(place: str) -> tuple[str, int]:
     return host.lower(), int(port)
 
 
-def connect(options: MongoOptions, what: str) -> MongoClient[dict[str, Any]]:
-    """A client; it connects when it is first used. ``what`` needs it. Raises MissingExtra, and what ``trouble`` tells
-    of."""
+class Connection:
+    """A client of the driver, and the threads that it started."""
+
+    def __init__(self, client: MongoClient[dict[str, Any]]) -> None:
+        self.client = client
+        self._before = set(threading.enumerate())
+        self._threads: list[threading.Thread] = []
+
+    def connected(self) -> None:
+        """To be called after the first answer: the driver's threads are there now."""
+        self._threads = [
+            thread
+            for thread in threading.enumerate()
+            if thread not in self._before and thread.name.startswith("pymongo_")
+        ]
+
+    def close(self) -> None:
+        """Give back everything. The driver's threads end a little later than it says so: they are waited for."""
+        self.client.close()
+        deadline_s = time.monotonic() + _CLOSE_S
+        for thread in self._threads:
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+
+def connect(options: MongoOptions, what: str) -> Connection:
+    """A connection; it is made when it is first used. ``what`` needs it. Raises MissingExtra, and what ``trouble``
+    tells of."""
     try:
         import pymongo
     except ImportError as error:
@@ -139,7 +166,7 @@ def connect(options: MongoOptions, what: str) -> MongoClient[dict[str, Any]]:
         address = split_uri(uri)
         literal = f"[{options.address}]" if ":" in options.address else options.address
         uri = _with_host(uri, f"{literal}:{address.hosts[0][1]}")
-    return pymongo.MongoClient(uri, **more)
+    return Connection(pymongo.MongoClient(uri, **more))
 
 
 def _with_host(uri: str, host: str) -> str:

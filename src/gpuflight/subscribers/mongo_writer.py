@@ -37,14 +37,14 @@ from gpuflight.round_documents import (
     parts_from,
     round_document,
 )
-from gpuflight.sources.mongo_client import MongoOptions, connect, driver_errors, split_uri, trouble
+from gpuflight.sources.mongo_client import Connection, MongoOptions, connect, driver_errors, split_uri, trouble
 
 if TYPE_CHECKING:
-    from pymongo import DeleteMany, InsertOne, MongoClient, UpdateOne
+    from pymongo import InsertOne, UpdateOne
     from pymongo.collection import Collection
     from pymongo.database import Database
 
-    Operation = InsertOne[dict[str, Any]] | UpdateOne | DeleteMany
+    Operation = InsertOne[dict[str, Any]] | UpdateOne
     Table = Collection[dict[str, Any]]
 
 BATCH_COUNT = 2000
@@ -102,28 +102,30 @@ class MongoWriter:
         self._address = split_uri(options.uri)
         self._name = database
         self._retention_ns = int(retention_days * DAY_NS)
-        self._client: MongoClient[dict[str, Any]] | None = None
+        self._connection: Connection | None = None
         self._last: dict[str, _Last] = {}
 
     def open(self) -> None:
         """Connect and make the indexes; again: no effect."""
-        if self._client is not None:
+        if self._connection is not None:
             return
         with self._calling():
-            client = connect(self._options, "mongodb")
+            connection = connect(self._options, "mongodb")
             try:
-                self._make_indexes(client[self._name])
+                self._make_indexes(connection.client[self._name])
             except BaseException:
-                client.close()
+                connection.connected()
+                connection.close()
                 raise
-            self._client = client
+            connection.connected()
+            self._connection = connection
 
     def close(self) -> None:
         """Give back the connections. May be called twice, and before ``open``."""
-        client, self._client = self._client, None
+        connection, self._connection = self._connection, None
         self._last.clear()
-        if client is not None:
-            client.close()
+        if connection is not None:
+            connection.close()
 
     def forget(self, namespace: str) -> None:
         """Hold no graph of a namespace any more: another writer has it now."""
@@ -270,9 +272,9 @@ class MongoWriter:
     # --- the driver --------------------------------------------------------------------------------------------------
 
     def _database(self) -> Database[dict[str, Any]]:
-        if self._client is None:
+        if self._connection is None:
             raise DeliveryError("not started", retryable=False)
-        return self._client[self._name]
+        return self._connection.client[self._name]
 
     def _make_indexes(self, database: Database[dict[str, Any]]) -> None:
         from pymongo import ASCENDING, IndexModel
