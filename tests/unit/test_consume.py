@@ -3,57 +3,80 @@ namespace and never goes back; nothing that is no round stops the rest."""
 
 from __future__ import annotations
 
-import json
 import random
 from collections import deque
-from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.fakes.topic import MemoryStore, StoreDown, message
+from tests.fakes.topic import MemoryStore, StoreDown, cut_round, message, round_of
 
 from gpuflight.errors import DeliveryError
+from gpuflight.graph import Graph, nodes
+from gpuflight.round_codec import encode_round, encode_round_diff
 from gpuflight.server.consume.intake import Intake, Job
-from gpuflight.server.consume.merge import Head, Merger, judge
-from gpuflight.subscribers.kafka_wire import Assembler, Message, RoundMessage, cut
+from gpuflight.server.consume.merge import Merger
+from gpuflight.subscribers.kafka_wire import Assembler, Message, RoundMessage
 
 PARTITIONS = 2
 
 
-def arrived(number: int, base: int | None = None, instance: str = "i", time_ns: int = 0) -> RoundMessage:
-    return RoundMessage(
-        namespace="a",
-        instance=instance,
-        number=number,
-        time_ns=time_ns or number,
-        content="graph" if base is None else "diff",
-        base=base,
-        data=b"",
-    )
+def arrived(number: int, *, base: int | None = None, instance: str = "i", time_ns: int = 0) -> RoundMessage:
+    whole = None
+    assembler = Assembler()
+    for part in message("a", number, base=base, instance=instance, time_ns=time_ns):
+        whole = assembler.add(part.key, part.headers, part.value)
+    assert whole is not None
+    return whole
+
+
+FIVE = ("i", 5, 500)
 
 
 @pytest.mark.parametrize(
-    ("head", "message", "outcome"),
+    ("head", "given", "outcome"),
     [
         (None, arrived(5), "written"),
         (None, arrived(5, base=4), "waiting"),
-        (Head("i", 4, 4), arrived(5), "written"),
-        (Head("i", 4, 4), arrived(5, base=4), "written"),
-        (Head("i", 4, 4), arrived(6, base=5), "waiting"),
-        (Head("i", 4, 4), arrived(6, base=3), "waiting"),
-        (Head("i", 5, 5), arrived(5), "duplicate"),
-        (Head("i", 5, 5), arrived(5, base=4), "duplicate"),
-        (Head("i", 5, 5), arrived(4), "older"),
+        (FIVE, arrived(6), "written"),
+        (FIVE, arrived(6, base=5), "written"),
+        (FIVE, arrived(7, base=6), "waiting"),
+        (FIVE, arrived(7, base=4), "waiting"),
+        (FIVE, arrived(5), "duplicate"),
+        (FIVE, arrived(5, base=4), "duplicate"),
+        (FIVE, arrived(4), "older"),
+        (FIVE, arrived(4, base=3), "older"),
         # Within a run the number counts, whatever the clock says.
-        (Head("i", 5, 900), arrived(6, time_ns=100), "written"),
-        (Head("i", 700, 900), arrived(1, instance="later", time_ns=901), "written"),
-        (Head("i", 700, 900), arrived(701, base=700, instance="later", time_ns=901), "waiting"),
-        (Head("i", 1, 900), arrived(700, instance="earlier", time_ns=899), "older"),
+        (FIVE, arrived(6, time_ns=100), "written"),
+        (FIVE, arrived(1, instance="later", time_ns=501), "written"),
+        (FIVE, arrived(6, base=5, instance="later", time_ns=501), "waiting"),
+        (FIVE, arrived(700, instance="earlier", time_ns=499), "older"),
     ],
 )
-def test_what_a_round_is_to_what_the_store_has(head: Head | None, message: RoundMessage, outcome: str) -> None:
-    assert judge(head, message) == outcome
+@pytest.mark.parametrize("held", [False, True])
+def test_what_a_round_is_to_what_the_store_has(
+    head: tuple[str, int, int] | None, given: RoundMessage, outcome: str, held: bool
+) -> None:
+    store = MemoryStore()
+    merger = Merger(store.writer())
+    if head is not None:
+        instance, number, time_ns = head
+        assert merger.take(arrived(number, instance=instance, time_ns=time_ns)) == "written"
+    if not held:  # by one that has written nothing yet
+        merger = Merger(store.writer())
+    assert merger.take(given) == outcome
+
+
+def test_graphs_are_held_within_a_bound_and_read_from_the_store_beyond_it() -> None:
+    store = MemoryStore()
+    merger = Merger(store.writer(), max_elements=2)
+    flows = {name: [message(name, 1), *(message(name, n, base=n - 1) for n in range(2, 6))] for name in "abcd"}
+    for step in range(5):
+        for flow in flows.values():
+            found = Assembler().add(flow[step][0].key, flow[step][0].headers, flow[step][0].value)
+            assert found is not None and merger.take(found) == "written"
+    assert len(merger._held) == 2
 
 
 # --- what may be committed -------------------------------------------------------------------------------------------
@@ -146,6 +169,7 @@ class Sent:
         dice = random.Random(seed)
         self.logs: list[list[Message]] = [[] for _ in range(PARTITIONS)]
         self.expected: dict[str, list[tuple[str, int]]] = {}
+        self.truth: dict[tuple[str, str, int], Graph] = {}
         flows = [self._agent(dice, name, rounds) for name in ("a", "b", "c")]
         while flow := [each for each in flows if each[1]]:
             name, parts = dice.choice(flow)
@@ -156,42 +180,45 @@ class Sent:
 
     def _agent(self, dice: random.Random, name: str, rounds: int) -> tuple[str, deque[Message]]:
         flow: deque[Message] = deque()
-        state: dict[str, Any] | None = None  # what the store should have
         written = self.expected.setdefault(name, [])
-        number, instance, time_ns = 0, 0, 1
-        sent: dict[str, Any] | None = None  # what the agent last sent
+        number, life, time_ns = 0, 0, 1
+        before: Graph | None = None  # of the round before in this run
+        there = False  # whether the store has that one
+        graph = Graph([nodes.Process(pid=1, start=1)])
         for _ in range(rounds):
             time_ns += dice.randint(1, 5)
             if dice.random() < 0.15:
-                instance, number, sent = instance + 1, 0, None
+                life, number, before = life + 1, 0, None
             number += 1
-            run = f"{name}{instance}"
-            before = sent
-            lost = dice.random() < 0.15  # it never reached the topic, or not whole
-            diff = before is not None and dice.random() < 0.6
-            sent = {"instance": run, "number": number, "time_ns": time_ns}
-            data = {"state": sent, "base": before if diff else None}
-            parts = cut(
-                json.dumps(data).encode() + b" " * dice.choice((0, 700)),
-                namespace=name,
-                instance=run,
-                number=number,
-                time_ns=time_ns,
-                base=before["number"] if before is not None and diff else None,
-                encoding="none",
-                max_message_bytes=1000,
-            )
-            if dice.random() < 0.2:  # the first try broke off
+            run = f"{name}{life}"
+            graph = self.truth[(name, run, number)] = _changed(dice, graph)
+            done = round_of(number, graph, before, time_ns)
+            whole = before is None or dice.random() < 0.4
+            parts = cut_round(
+                encode_round(done) if whole else encode_round_diff(done),
+                name, done, run, None if whole else number - 1, dice.choice((100_000, 1200)),
+            )  # fmt: skip
+            arrives = dice.random() < 0.85
+            if dice.random() < 0.2 or not arrives:  # a try broke off
                 flow.extend(parts[: dice.randint(0, len(parts) - 1)])
-            if not lost:
-                for _ in range(2 if dice.random() < 0.2 else 1):  # the answer to the first try was lost
-                    flow.extend(parts)
-                if not diff or state == before:
-                    state = sent
-                    written.append((run, number))
-            elif len(parts) > 1:
-                flow.extend(parts[:-1])
+            for _ in range(0 if not arrives else 2 if dice.random() < 0.2 else 1):  # the answer to a try was lost
+                flow.extend(parts)
+            there = arrives and (whole or there)
+            if there:
+                written.append((run, number))
+            before = graph
         return name, flow
+
+
+def _changed(dice: random.Random, graph: Graph) -> Graph:
+    found = {entity.pid: entity for entity in graph.of_kind(nodes.Process)}
+    pid = dice.randint(1, 4)
+    if dice.random() < 0.3:
+        found.pop(pid, None)
+    else:
+        attributes = {dice.choice("xyz"): dice.randint(0, 9) for _ in range(2)}
+        found[pid] = nodes.Process(pid=pid, start=1, attributes=attributes, metrics={"cpu_pct": dice.random()})
+    return Graph(found.values())
 
 
 class Consumer:
@@ -200,7 +227,7 @@ class Consumer:
     def __init__(self, sent: Sent, store: MemoryStore) -> None:
         self.sent, self.store = sent, store
         self.intake = Intake(Assembler())
-        self.merger = Merger(store)
+        self.merger = Merger(store.writer())
         self.jobs: deque[Job] = deque()
         self.next: dict[int, int] = {}
 
@@ -263,7 +290,8 @@ ACTIONS = st.one_of(
 def test_the_store_ends_at_the_newest_round_and_never_goes_back(
     seed: int, rounds: int, actions: list[tuple[str, int, int]]
 ) -> None:
-    sent, store = Sent(seed, rounds), MemoryStore()
+    sent = Sent(seed, rounds)
+    store = MemoryStore(sent.truth)
     committed = dict.fromkeys(range(PARTITIONS), 0)
     owners = dict.fromkeys(range(PARTITIONS), 0)
 
@@ -292,7 +320,7 @@ def test_the_store_ends_at_the_newest_round_and_never_goes_back(
             owners[amount] = which
             consumers[which].own(amount, committed[amount])
         else:
-            store.fail_next(amount, after=bool(which))
+            store.failures.append(("before", "half", "after")[amount - 1])
     for _ in range(10_000):
         for consumer in consumers:
             consumer.read(20)
@@ -306,35 +334,30 @@ def test_the_store_ends_at_the_newest_round_and_never_goes_back(
     assert {name: store.written(name) for name in sent.expected} == sent.expected
     # Whoever starts now sees only what nobody can complete.
     consumers = [begin(0), begin(1)]
-    before = store.writes
+    before = list(store.order)
     for consumer in consumers:
         consumer.read(10_000)
         consumer.write(10_000)
-    assert store.writes == before
+    assert store.order == before
 
 
 def test_a_store_that_says_never_costs_that_round_only() -> None:
     store = MemoryStore()
-    merger = Merger(store)
+    merger = Merger(store.writer())
     store.refuse = True
     assert merger.take(arrived(1)) == "refused"
     store.refuse = False
-    data = json.dumps({"state": {"instance": "i", "number": 2, "time_ns": 2}, "base": None}).encode()
-    assert merger.take(RoundMessage(
-        namespace="a", instance="i", number=2, time_ns=2, content="graph", base=None, data=data,
-    )) == "written"  # fmt: skip
-    assert merger.take(arrived(3)) == "unreadable"  # no bytes at all
-    assert store.head("a") == Head("i", 2, 2)
+    assert merger.take(arrived(2)) == "written"
+    assert merger.take(msgspec.structs.replace(arrived(3), data=b"{}")) == "unreadable"
+    assert merger.take(msgspec.structs.replace(arrived(3, base=2), data=b"[" * 5000)) == "unreadable"
+    assert merger.take(arrived(3, base=2)) == "written"
 
 
 def test_after_a_write_of_which_the_answer_was_lost_the_store_is_asked() -> None:
     store = MemoryStore()
-    merger = Merger(store)
-    [part] = message("a", 1)
-    found = Assembler().add(part.key, part.headers, part.value)
-    assert found is not None
-    store.fail_next(1, after=True)
+    merger = Merger(store.writer())
+    store.failures = ["after"]
     with pytest.raises(DeliveryError):
-        merger.take(found)
-    assert merger.take(found) == "duplicate"
-    assert store.writes == 1
+        merger.take(arrived(1))
+    assert merger.take(arrived(1)) == "duplicate"
+    assert store.written("a") == [("i", 1)]

@@ -27,6 +27,7 @@ class Limits(Struct):
     unfinished_max_s: float = 300.0
     max_message_bytes: int = 10_000
     max_round_bytes: int = 1 << 20
+    max_held_elements: int = 1000
     writers_count: int = 2
     retry_first_s: float = 0.01
     retry_max_s: float = 0.02
@@ -111,7 +112,7 @@ class Running:
     def __init__(self, logs: dict[int, list[Message]], store: MemoryStore | None = None, **limits: Any) -> None:
         self.logs, self.committed, self.store = logs, dict.fromkeys(logs, 0), store or MemoryStore()
         self.clients: list[FakeClient] = []
-        self.loop = Loop(self._client, self.store, Limits(**limits))
+        self.loop = Loop(self._client, self.store.writer, Limits(**limits))
         self.loop.start()
 
     def _client(self) -> FakeClient:
@@ -152,7 +153,7 @@ def start(monkeypatch: pytest.MonkeyPatch) -> Iterator[Start]:
     for each in running:
         each.store.up.set()
         assert each.loop.stop(PATIENCE_S)
-        assert each.store.closed
+        assert each.store.open_count == 0
 
 
 def rounds(namespace: str, count: int) -> list[Message]:
@@ -284,7 +285,7 @@ def test_the_end_writes_what_was_read_and_leaves(start: Start) -> None:
     running.until(lambda: running.client.next.get(0) == 50)
     assert running.loop.stop(PATIENCE_S)
     assert running.committed == {0: 50} and len(running.store.written("a")) == 50
-    assert running.client.closed and running.store.closed
+    assert running.client.closed and running.store.open_count == 0
 
 
 def test_the_end_does_not_wait_for_a_store_that_is_down(start: Start) -> None:

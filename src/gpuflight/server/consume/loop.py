@@ -15,7 +15,7 @@ from gpuflight.graph.namespaces import valid_name
 from gpuflight.server.consume.client import Client, ClientError, Record
 from gpuflight.server.consume.figures import WAITING_SHOWN, Figures, PartitionFigures
 from gpuflight.server.consume.intake import Intake
-from gpuflight.server.consume.merge import Store
+from gpuflight.server.consume.merge import Writer
 from gpuflight.server.consume.writers import Done, Writers
 from gpuflight.subscribers.kafka_wire import Assembler
 from gpuflight.subscribers.retry import Backoff
@@ -40,6 +40,7 @@ class Limits(Protocol):
     unfinished_max_s: float
     max_message_bytes: int
     max_round_bytes: int
+    max_held_elements: int
     writers_count: int
     retry_first_s: float
     retry_max_s: float
@@ -48,9 +49,8 @@ class Limits(Protocol):
 class Loop:
     """``start``, ``stop``, and ``figures`` at any time from any thread."""
 
-    def __init__(self, make_client: Callable[[], Client], store: Store, limits: Limits) -> None:
+    def __init__(self, make_client: Callable[[], Client], make_writer: Callable[[], Writer], limits: Limits) -> None:
         self._make_client = make_client
-        self._store = store
         self._limits = limits
         self._assembler = Assembler(
             max_bytes=limits.max_unfinished_bytes,
@@ -60,9 +60,10 @@ class Loop:
         )
         self._intake = Intake(self._assembler)
         self._writers = Writers(
-            store,
+            make_writer,
             self._intake.is_current,
             count=limits.writers_count,
+            max_elements=limits.max_held_elements,
             retry_first_s=limits.retry_first_s,
             retry_max_s=limits.retry_max_s,
         )
@@ -343,7 +344,6 @@ class Loop:
         self._drain()
         self._part()
         self._writers.stop(self._stop_s or 0.0)
-        self._store.close()
 
 
 def _copy(figures: Figures) -> Figures:

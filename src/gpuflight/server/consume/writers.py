@@ -14,7 +14,7 @@ from msgspec import Struct
 
 from gpuflight.errors import DeliveryError
 from gpuflight.server.consume.intake import Job
-from gpuflight.server.consume.merge import Merger, Outcome, Store
+from gpuflight.server.consume.merge import Merger, Outcome, Writer
 from gpuflight.subscribers.retry import Backoff
 
 log = logging.getLogger(__name__)
@@ -45,10 +45,11 @@ class Writers:
 
     def __init__(
         self,
-        store: Store,
+        make_writer: Callable[[], Writer],
         is_current: Callable[[Job], bool],
         *,
         count: int = 2,
+        max_elements: int = 1_000_000,
         retry_first_s: float = 0.5,
         retry_max_s: float = 30.0,
     ) -> None:
@@ -56,7 +57,8 @@ class Writers:
         self.retries_count = 0
         self.last_error = ""
         """Of the store, empty while it answers."""
-        self._store = store
+        self._make_writer = make_writer
+        self._max_elements = max(1, max_elements // count)
         self._is_current = is_current
         self._retry_first_s = retry_first_s
         self._retry_max_s = retry_max_s
@@ -111,7 +113,13 @@ class Writers:
         return not any(lane.thread.is_alive() for lane in self._lanes)
 
     def _work(self, lane: _Lane) -> None:
-        merger = Merger(self._store)
+        merger = Merger(self._make_writer(), max_elements=self._max_elements)
+        try:
+            self._take_jobs(lane, merger)
+        finally:
+            merger.close()
+
+    def _take_jobs(self, lane: _Lane, merger: Merger) -> None:
         while True:
             with self._turn:
                 self._turn.wait_for(lambda: bool(lane.jobs) or self._stopping)
