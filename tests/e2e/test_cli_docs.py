@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from tests.docs_text import PAGES, blocks, commands
+from tests.e2e.test_server_real import running, wait_ready
 
 from gpuflight.cli import COMMANDS
 from gpuflight.graph import Graph, edges, nodes
@@ -20,7 +21,7 @@ BIN = Path(sys.executable).parent
 PATIENCE_S = 120.0
 
 
-def shell(line: str, cwd: Path) -> None:
+def shell(line: str, cwd: Path, **more: str) -> None:
     """Run a line as a reader would, except that a capture lasts less than a second."""
     line = re.sub(r"--offline [\d.]+", "--offline 0.5", line)
     line = re.sub(r"--(interval|seconds) [\d.]+", r"--\1 0.2", line)
@@ -28,7 +29,7 @@ def shell(line: str, cwd: Path) -> None:
     done = subprocess.run(
         ["bash", "-c", line],
         cwd=cwd,
-        env={**variables, "PATH": f"{BIN}:{variables['PATH']}", "GPUFLIGHT_INTERVAL_S": "0.2"},
+        env={**variables, "PATH": f"{BIN}:{variables['PATH']}", "GPUFLIGHT_INTERVAL_S": "0.2", **more},
         capture_output=True,
         text=True,
         timeout=PATIENCE_S,
@@ -97,5 +98,13 @@ def test_examples_of_help(command: str, tmp_path: Path, recording: Path) -> None
         machine(tmp_path / "after", later=True)
     if command == "record":
         (tmp_path / "machine.tar.zst").unlink()
-    for example in import_module(f"gpuflight.cli.{command}").EXAMPLES:
+    examples = import_module(f"gpuflight.cli.{command}").EXAMPLES
+    if command == "subscriber":  # of a running server
+        config = {"interval_s": 0.2, "subscribers": [{"type": "file_json", "path": str(tmp_path / "graph.json")}]}
+        with running(tmp_path, config=config) as server:
+            wait_ready(server.url)
+            for example in examples:
+                shell(example, tmp_path, GPUFLIGHT_URL=server.url)
+        return
+    for example in examples:
         shell(example, tmp_path)

@@ -1,6 +1,6 @@
 """A server that speaks S3 (moto) in a process of its own on loopback; it can be killed and started again.
 
-    python -m tests.services.s3 PORT
+    python -m tests.services.s3 PORT [BUCKET…]
 
 ``S3Server.fault`` makes a front before it answer otherwise, once per entry: 503, a redirect, a damaged upload.
 """
@@ -28,12 +28,14 @@ ACCESS, SECRET = "AKIAGPUFLIGHTTEST000", "secret-of-the-tests/0123456789abcdef"
 
 
 class S3Server:
-    """Running from construction on. What it keeps is gone when it is killed, as its memory is all it has."""
+    """Running from construction on. What it keeps is gone when it is killed, as its memory is all it has; the buckets
+    are there again, empty, before it listens."""
 
     def __init__(self) -> None:
         with socket.create_server(("127.0.0.1", 0)) as probe:
             self.port = int(probe.getsockname()[1])
         self.process: subprocess.Popen[bytes] | None = None
+        self._buckets: list[str] = []
         self.start()
 
     @property
@@ -43,7 +45,7 @@ class S3Server:
     def start(self) -> None:
         self.process = subprocess.Popen(
             # It ends with its standard input, and so with this process however that ends.
-            [sys.executable, "-m", "tests.services.s3", str(self.port)],
+            [sys.executable, "-m", "tests.services.s3", str(self.port), *self._buckets],
             cwd=ROOT,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -76,6 +78,7 @@ class S3Server:
 
     def make_bucket(self, name: str) -> None:
         self.ask("PUT", f"/{name}")
+        self._buckets.append(name)
 
     def keys(self, bucket: str) -> list[str]:
         """In the order of S3, which sorts them."""
@@ -221,8 +224,12 @@ def wait_for(condition: Callable[[], Any]) -> None:
 
 
 if __name__ == "__main__":
+    from moto.core import DEFAULT_ACCOUNT_ID
+    from moto.s3.models import s3_backends
     from moto.server import ThreadedMotoServer
 
+    for bucket in sys.argv[2:]:
+        s3_backends[DEFAULT_ACCOUNT_ID]["aws"].create_bucket(bucket, "us-east-1")
     moto = ThreadedMotoServer(ip_address="127.0.0.1", port=int(sys.argv[1]), verbose=False)
     moto.start()
     print("ready", flush=True)

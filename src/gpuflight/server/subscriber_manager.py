@@ -17,7 +17,7 @@ from typing import Any
 import msgspec
 from pydantic import ValidationError
 
-from gpuflight.errors import ConfigError, DeliveryError, InputError
+from gpuflight.errors import ConfigError, InputError
 from gpuflight.registry import plugins
 from gpuflight.rounds import Round
 from gpuflight.settings import Settings, dump, nearest, problems
@@ -27,13 +27,13 @@ from gpuflight.subscribers.base import Subscriber, SubscriberSettings
 from gpuflight.subscribers.delivery import CLOSE_DEADLINE_S, SubscriberSet, SubscriberStatus
 from gpuflight.subscribers.netguard import Refused, Rules, check
 from gpuflight.subscribers.spool import state_folder
+from gpuflight.subscribers.trial import TRIAL_DEADLINE_S, try_delivery
 
 log = logging.getLogger(__name__)
 
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 MAX_CREATED = 64
 """Each has a thread or two."""
-TRIAL_DEADLINE_S = 10.0
 _VERSION = 1
 
 
@@ -191,23 +191,7 @@ class SubscriberManager(SubscriberSet):
             if name in self._trials:
                 raise Rejected(409, "trial_under_way", f"a trial of {name!r} has not ended yet")
             self._trials.add(name)
-        copy = type(subscriber)(subscriber.settings)
-        copy.rules = subscriber.rules
-        found: dict[str, Any] = {}
-        ended = threading.Event()
-
-        def run() -> None:
-            try:
-                found.update(_tried(copy, completed, timeout_s))
-            finally:
-                self._trials.discard(name)
-                ended.set()
-
-        began_s = time.monotonic()
-        threading.Thread(target=run, name=f"gpuflight-trial-{name}", daemon=True).start()
-        if not ended.wait(timeout_s):
-            found = {"ok": False, "error": f"no answer within {timeout_s:g} s", "retryable": True}
-        return {**found, "duration_s": round(time.monotonic() - began_s, 3)}
+        return try_delivery(subscriber, completed, timeout_s, lambda: self._trials.discard(name))
 
     # --- inside ---
 
@@ -292,21 +276,6 @@ class SubscriberManager(SubscriberSet):
             raise Rejected(503, "not_saved", f"{self.path}: {error.strerror}; nothing was changed") from None
 
 
-def _tried(subscriber: Subscriber, completed: Round, timeout_s: float) -> dict[str, Any]:
-    try:
-        try:
-            subscriber.start()
-            subscriber.trial(completed)
-            subscriber.flush(time.monotonic() + timeout_s)
-        finally:
-            subscriber.close()
-    except DeliveryError as error:
-        return {"ok": False, "error": str(error), "retryable": error.retryable}
-    except Exception as error:  # noqa: BLE001 - the edge of a sink
-        return {"ok": False, "error": f"{type(error).__name__}: {error}", "retryable": False}
-    return {"ok": True, "error": "", "retryable": False}
-
-
 def _unmasked(changes: dict[str, Any], before: Any) -> dict[str, Any]:
     """Changes in which a masked secret stands for the one that there is: what ``describe`` gave can be sent back."""
     known = before if isinstance(before, dict) else {}
@@ -326,7 +295,7 @@ def _spool_of(subscriber: Subscriber) -> str | None:
 
 
 def _touching(settings: Any) -> str:
-    return next((name for name in ("url", "path") if hasattr(settings, name)), "type")
+    return next((name for name in ("url", "path", "endpoint_url") if hasattr(settings, name)), "type")
 
 
 def _no_such(name: str) -> Rejected:

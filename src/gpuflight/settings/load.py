@@ -19,7 +19,7 @@ from gpuflight.settings.problems import Path, nearest, path_text, problems, vali
 ENVIRONMENT_PREFIX = "GPUFLIGHT_"
 
 # Variables of ours that are not settings.
-_NOT_SETTINGS = ("GPUFLIGHT_DEBUG",)
+_NOT_SETTINGS = ("GPUFLIGHT_DEBUG", "GPUFLIGHT_TOKEN", "GPUFLIGHT_URL")
 
 
 class _Environment(Settings, BaseSettings):  # type: ignore[misc]  # two model_config types, one meaning
@@ -103,6 +103,8 @@ def _environment() -> dict[str, Any]:
             name: {key: _decoded(value) for key, value in block.items()} if isinstance(block, dict) else block
             for name, block in blocks.items()
         }
+    if isinstance(found.get("consume"), dict):
+        found["consume"] = {key: _decoded(value) for key, value in found["consume"].items()}
     return found
 
 
