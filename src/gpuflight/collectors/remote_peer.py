@@ -123,7 +123,8 @@ class Peer:
     def _ask(self, http: Http, etag: str) -> Answer:
         while True:
             follow = self._path == 0 and self._tells_diffs and not self.keep_body
-            state = "" if self._wholes_to_come or self._copy is None else etag.removeprefix("W/").strip('"')
+            known = self._copy is not None or self.view.is_self
+            state = etag.removeprefix("W/").strip('"') if known and not self._wholes_to_come else ""
             self._wholes_to_come = max(0, self._wholes_to_come - 1)
             request = Request(
                 self._urls[self._path],
@@ -182,6 +183,10 @@ class Peer:
 
     def _advanced(self, before: View, answer: Answer) -> None:
         """Take in a difference. If it cannot be used the last view stands until the whole graph came."""
+        if before.is_self:  # of which nothing is shown
+            self._etag = answer.headers.get("etag", "")
+            self._unchanged(before, answer)
+            return
         copy = self._copy
         try:
             if copy is None:
