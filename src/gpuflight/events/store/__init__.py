@@ -1,0 +1,11 @@
+"""The event store: GPU records by column, sessions by row, each in the database that is best at it.
+
+``EventStore`` is the whole of it. ``layout`` says what the tables look like, ``records`` writes and reads them
+(DuckDB), ``catalogue`` keeps the sessions (SQLite), ``retention`` decides what goes. docs/adr says why.
+"""
+
+from gpuflight.events.store.catalogue import Catalogue, Session
+from gpuflight.events.store.records import Overlap, Relation, Source, Written
+from gpuflight.events.store.store import EventStore
+
+__all__ = ["Catalogue", "EventStore", "Overlap", "Relation", "Session", "Source", "Written"]
