@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import shutil
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -10,11 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.conftest import ROOT
 from tests.fakes.machine import FakeMachine, rich_machine
 from tests.fakes.peer import LATEST, FakePeer, Handler
 
 from gpuflight.collectors.remote import Remote, RemoteSettings
-from gpuflight.collectors.remote_peer import Peer, PeerOptions
+from gpuflight.collectors.remote_peer import CUT, Peer, PeerOptions
 from gpuflight.core.controller import Controller
 from gpuflight.graph import Graph, nodes
 from gpuflight.settings import Settings
@@ -179,6 +182,128 @@ def test_too_large_and_swelling_bodies(peer: FakePeer, http: Http) -> None:
         assert asker.view.error == "the answer is larger than 4096 bytes"
 
 
+def test_what_is_cut_off_is_counted_until_it_answers_well(peer: FakePeer, http: Http) -> None:
+    """Endless bodies of both kinds, endless heads, and a bomb, one after the other."""
+    asker = Peer(options(peer, max_bytes=1 << 16, timeout_s=2.0))
+    asker.poll(http, OWN)
+    good = ids(asker)
+    swelling = gzip.compress(bytes(1 << 20))
+    for count, misdeed in enumerate((_endless_chunks, _endless_body, _endless_head, None), 1):
+        peer.reply = misdeed or (lambda handler: handler.answer(200, swelling, Content_Encoding="gzip"))
+        asker.poll(http, OWN)
+        assert "larger than" in asker.view.error or "took too long" in asker.view.error
+        assert asker.view.losses == {CUT: count} and ids(asker) == good, "its last graph stands"
+    peer.reply = None
+    asker.poll(http, OWN)
+    assert asker.view.error == "" and asker.view.losses == {} and asker.cut_count == 4
+
+
+def _endless(handler: Handler, part: bytes) -> None:
+    handler.close_connection = True
+    try:
+        while True:
+            handler.wfile.write(part)
+    except OSError:
+        pass  # the parent has enough of it
+
+
+def _endless_chunks(handler: Handler) -> None:
+    handler.send_response(200)
+    handler.send_header("Transfer-Encoding", "chunked")
+    handler.end_headers()
+    _endless(handler, b"1000\r\n" + b" " * 4096 + b"\r\n")
+
+
+def _endless_body(handler: Handler) -> None:
+    handler.send_response(200)
+    handler.end_headers()
+    _endless(handler, b" " * 4096)
+
+
+def _endless_head(handler: Handler) -> None:
+    handler.wfile.write(b"HTTP/1.1 200 OK\r\n")
+    _endless(handler, b"X-More: %b\r\n" % (b"x" * 1000))
+
+
+def test_a_body_that_ends_with_the_connection_and_one_that_ends_too_early(peer: FakePeer, http: Http) -> None:
+    body = peer.bodies[LATEST]
+
+    def until_the_end(handler: Handler) -> None:
+        handler.wfile.write(b'HTTP/1.1 200 OK\r\nETag: "9"\r\n\r\n' + body)
+        handler.close_connection = True
+
+    def too_early(handler: Handler) -> None:
+        handler.wfile.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % (len(body) + 1) + body)
+        handler.close_connection = True
+
+    def interim_first(handler: Handler) -> None:
+        handler.wfile.write(b'HTTP/1.1 103 Early Hints\r\nETag: "x"\r\n\r\n')
+        handler.answer(200, body, ETag='"10"')
+
+    asker = Peer(options(peer))
+    peer.reply = until_the_end
+    asker.poll(http, OWN)
+    assert asker.view.error == "" and ids(asker)
+    peer.reply = too_early
+    asker.poll(http, OWN)
+    assert asker.view.error == "the answer was cut off" and ids(asker)
+    peer.reply = interim_first
+    asker.poll(http, OWN)
+    assert asker.view.error == "" and asker.answer.headers["etag"] == '"10"'
+
+
+def test_a_connection_that_was_closed_while_it_was_idle_costs_no_answer(peer: FakePeer, http: Http) -> None:
+    asker = Peer(options(peer))
+    asker.poll(http, OWN)
+    for _ in range(3):
+        peer.stop()
+        peer.start()
+        asker.poll(http, OWN)
+        assert asker.view.error == "" and asker.failures_count == 0
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl makes the certificates")
+def test_tls_with_an_authority_of_ones_own(peer: FakePeer, http: Http, tmp_path: Path) -> None:
+    """The right authority; none; another one; a certificate of another host; no TLS at all."""
+    ours, others, elsewhere = (
+        _certificate(tmp_path / name, alternative)
+        for name, alternative in (("a", "IP:127.0.0.1"), ("b", "IP:127.0.0.1"), ("c", "DNS:elsewhere"))
+    )
+    plain = peer.url.replace("http:", "https:")
+    asker = Peer(PeerOptions(url=plain, name="n7", ca_file=ours[0], timeout_s=2.0))
+    asker.poll(http, OWN)
+    assert asker.view.error and not asker.view.has_graph and "\n" not in asker.view.error
+    peer.tls(*ours)
+    asker.poll(http, OWN)
+    assert asker.view.error == "" and ids(asker)
+    for ca_file in ("", others[0]):
+        asker = Peer(PeerOptions(url=plain, name="n7", ca_file=ca_file, token="hush"))
+        asked = len(peer.asked)
+        asker.poll(http, OWN)
+        assert "certificate verify failed" in asker.view.error and len(peer.asked) == asked, "nothing was said to it"
+    peer.stop()
+    peer.start()
+    peer.tls(*elsewhere)
+    asker = Peer(PeerOptions(url=plain, name="n7", ca_file=elsewhere[0]))
+    asker.poll(http, OWN)
+    assert "certificate verify failed" in asker.view.error
+    for wrong in (str(tmp_path / "none.pem"), __file__):
+        asker = Peer(PeerOptions(url=plain, name="n7", ca_file=wrong))
+        asker.poll(http, OWN)
+        assert asker.view.error.startswith(f"the CA file {wrong} cannot be used")
+
+
+def _certificate(folder: Path, alternative: str) -> tuple[str, str]:
+    folder.mkdir()
+    certificate, key = str(folder / "cert.pem"), str(folder / "key.pem")
+    subprocess.run(
+        ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes", "-days", "1",
+         "-subj", "/CN=peer", "-addext", f"subjectAltName={alternative}", "-keyout", key, "-out", certificate],
+        check=True, capture_output=True,
+    )  # fmt: skip
+    return certificate, key
+
+
 def test_rubbish_instead_of_http(peer: FakePeer, http: Http) -> None:
     peer.reply = lambda handler: (handler.wfile.write(b"\0\1\2 nothing\r\n\r\n"), handler.wfile.flush())[1]
     asker = Peer(options(peer, timeout_s=1.0))
@@ -200,6 +325,33 @@ def test_the_paths_of_older_and_other_instances_are_found(peer: FakePeer, http: 
     peer.set_round(graph(4), number=4)
     asker.poll(http, OWN)
     assert asker.view.error == "" and peer.asked[-1][0].startswith(LATEST), "it was updated meanwhile"
+
+
+def test_a_peer_of_the_reference_system(peer: FakePeer, http: Http) -> None:
+    """It knows /graph only, in its envelope, without a validator; the same again is not read again."""
+    peer.bodies.clear()
+    peer.bodies["/graph"] = (ROOT / "tests/data/witty/vllm-tp4-npu.json").read_bytes()
+    asker = Peer(options(peer))
+    asker.poll(http, OWN)
+    assert asker.view.error == "" and len(ids(asker)) > 100 and all("(ns=n7," in id_ for id_ in ids(asker))
+    assert asker.view.host is not None and asker.view.host.attributes["instance_kind"] == "witty-profiler"
+    assert asker.view.offset_s is not None and asker.view.offset_error_s is not None
+    assert abs(asker.view.offset_s) <= asker.view.offset_error_s and asker.view.offset_error_s > 0.5, "by its Date"
+    copy = asker.view.copy
+    asker.poll(http, OWN)
+    assert asker.view.copy is copy and asker.wholes_count == 1
+
+
+def test_a_newer_peer_in_one_line(peer: FakePeer, http: Http) -> None:
+    """Of a newer schema; of a newer API, which has none of the paths known here."""
+    peer.bodies[LATEST] = b'{"schema":99,"nodes":{"new":"form"}}'
+    asker = Peer(options(peer))
+    asker.poll(http, OWN)
+    assert "schema 99 is newer" in asker.view.error and "update gpuflight" in asker.view.error
+    peer.bodies.clear()
+    asker.poll(http, OWN)
+    assert "another API version" in asker.view.error
+    assert "\n" not in asker.view.error
 
 
 def test_retry_after(peer: FakePeer, http: Http) -> None:

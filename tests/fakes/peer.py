@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import gzip
+import ssl
 import threading
 import time
 from collections.abc import Callable
@@ -80,7 +81,15 @@ class _Server(ThreadingHTTPServer):
     def __init__(self, peer: FakePeer, port: int) -> None:
         self.peer = peer
         self.open: set[Any] = set()
+        self.context: ssl.SSLContext | None = None
         super().__init__(("127.0.0.1", port), Handler)
+
+    def finish_request(self, request: Any, client_address: Any) -> None:
+        if self.context is not None:
+            request = self.context.wrap_socket(request, server_side=True)
+        super().finish_request(request, client_address)
+        if self.context is not None:
+            request.close()
 
     def process_request(self, request: Any, client_address: Any) -> None:
         self.open.add(request)
@@ -124,6 +133,13 @@ class FakePeer:
         self._server = _Server(self, self._port)
         self._port = self._server.server_address[1]
         threading.Thread(target=self._server.serve_forever, args=(0.01,), daemon=True).start()
+
+    def tls(self, certificate: str, key: str) -> None:
+        """Speak TLS on connections that come from now on."""
+        context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        context.load_cert_chain(certificate, key)
+        assert self._server is not None
+        self._server.context = context
 
     def stop(self) -> None:
         """As if it were killed: connections end too."""

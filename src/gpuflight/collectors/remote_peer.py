@@ -179,7 +179,8 @@ class Peer:
     def _unchanged(self, before: View, answer: Answer) -> None:
         self.failures_count = 0
         self._learn(answer)
-        self.view = replace(before, error="", good_ns=answer.received_ns, **self._offset())
+        losses = _uncut(before.losses)
+        self.view = replace(before, error="", good_ns=answer.received_ns, losses=losses, **self._offset())
 
     def _advanced(self, before: View, answer: Answer) -> None:
         """Take in a difference. If it cannot be used the last view stands until the whole graph came."""
@@ -256,7 +257,7 @@ class Peer:
             good_ns=answer.received_ns,
             round_time_ns=time_ns,
             round_number=copy.round_number,
-            losses={what: count for what, count in before.losses.items() if what != CUT} if before.losses else {},
+            losses=_uncut(before.losses),
             **self._offset(),
         )
 
@@ -304,6 +305,10 @@ def _confirmed(body: Answer, answer: Answer) -> Answer:
         if name in answer.headers:
             headers[name] = answer.headers[name]
     return replace(body, headers=headers, sent_ns=answer.sent_ns, received_ns=answer.received_ns)
+
+
+def _uncut(losses: dict[str, int]) -> dict[str, int]:
+    return {what: count for what, count in losses.items() if what != CUT} if CUT in losses else losses
 
 
 def _host_of(url: str) -> str:

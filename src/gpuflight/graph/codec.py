@@ -256,9 +256,11 @@ def _decode_tolerantly(data: bytes | str) -> Document:
     try:
         parsed = msgspec.json.decode(data, type=Document)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        check_schema_of(data)
         raise InputError(f"not a graph of gpuflight: {error}") from None
     except RecursionError:
         raise InputError("not a graph of gpuflight: nested too deeply") from None
+    check_schema(parsed.schema)
     parsed.nodes = [_node(item, f"nodes[{index}]") for index, item in enumerate(parsed.nodes)]
     parsed.edges = [_edge(item, f"edges[{index}]") for index, item in enumerate(parsed.edges)]
     return parsed
@@ -322,6 +324,19 @@ def check_schema(schema: int) -> None:
         raise InputError(f"schema {schema} is newer than this gpuflight reads ({SCHEMA}): update gpuflight")
 
 
+class _Schema(Struct):
+    schema: int = 0
+
+
+def check_schema_of(data: bytes | str) -> None:
+    """Raises InputError if a document that cannot be read says of itself that it is of a newer schema."""
+    try:
+        schema = msgspec.json.decode(data, type=_Schema).schema
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return
+    check_schema(schema)
+
+
 def _delta(step: Change) -> dict[str, Any]:
     changed: dict[str, Any] = {}
     gone: dict[str, list[str]] = {}
@@ -371,6 +386,7 @@ __all__ = [
     "DiffLine",
     "Document",
     "check_schema",
+    "check_schema_of",
     "decode_diff",
     "decode_document",
     "decode_graph",

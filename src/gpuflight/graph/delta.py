@@ -13,7 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from gpuflight.errors import InputError
-from gpuflight.graph.codec import check_schema, edge_kinds, node_kinds
+from gpuflight.graph.codec import check_schema, check_schema_of, edge_kinds, node_kinds
 from gpuflight.graph.element import EMPTY, Edge, EdgeKey, Entity, Metric
 
 HEAD = b'{"type":"diff"'
@@ -77,19 +77,6 @@ def changed(before: Any, delta: ElementDelta) -> Any:
         after.metrics = _without(after.metrics, gone.get("metrics"))
         after.unknown = _without(after.unknown or EMPTY, gone.get("unknown")) or None
     return after
-
-
-def check_schema_of(data: bytes) -> None:
-    """Raises InputError if a document that cannot be read says of itself that it is of a newer schema."""
-    try:
-        schema = msgspec.json.decode(data, type=_Schema).schema
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return
-    check_schema(schema)
-
-
-class _Schema(Struct):
-    schema: int = 0
 
 
 def _without(group: dict[str, Any], names: list[str] | None) -> dict[str, Any]:
