@@ -18,6 +18,7 @@ from typing import Any
 import pymongo
 import pymongo.errors
 import pytest
+from tests.services.certificates import make_certificates
 from tests.services.service import Service
 
 USER, PASSWORD = "writer", "pass/word:that@needs%escaping"
@@ -27,10 +28,16 @@ class MongoServer(Service):
     """One server: ``uri``, ``start``, ``kill``, ``stop``, ``client``. With ``login`` it wants ``USER``."""
 
     login = False
+    tls = False
 
     @property
     def uri(self) -> str:
         return f"mongodb://{self.address}"
+
+    @property
+    def ca_path(self) -> Path:
+        """The certificate to trust (PEM), with ``tls``."""
+        return self.folder / "ca.pem"
 
     def ready(self) -> bool:
         try:
@@ -43,7 +50,9 @@ class MongoServer(Service):
         return True
 
     def client(self, **options: Any) -> pymongo.MongoClient[dict[str, Any]]:
-        return pymongo.MongoClient(self.uri, serverSelectionTimeoutMS=options.pop("select_ms", 1000), **options)
+        if self.tls:
+            options["tlsCAFile"] = str(self.ca_path)
+        return pymongo.MongoClient(self.uri, serverSelectionTimeoutMS=1000, tls=self.tls, **options)
 
     def argv(self) -> list[str]:
         data = self.folder / "data"
@@ -51,15 +60,24 @@ class MongoServer(Service):
         port = str(self.ports["main"])
         if _program() == "mongod":
             more = ["--auth"] if self.login else []
+            if self.tls:
+                more += ["--tlsMode", "requireTLS", "--tlsCertificateKeyFile", self._certificate()]
             return ["mongod", "--bind_ip", "127.0.0.1", "--port", port, "--dbpath", str(data), "--nounixsocket", *more]
         config = self.folder / "secantusd.toml"
         config.touch()
         program = Path(sys.executable).with_name("secantusd-py")
         more = ["--auth"] if self.login else []
+        if self.tls:
+            more += ["--tls-cert-file", self._certificate(), "--tls-key-file", self._certificate()]
         return [
             str(program), "--config", str(config), "--host", "127.0.0.1", "--port", port, "--storage-path", str(data),
             "--standalone", "--cache-size", "128M", "--log-level", "WARNING", *more,
         ]  # fmt: skip
+
+    def _certificate(self) -> str:
+        if not self.ca_path.exists():
+            make_certificates(self.folder)
+        return str(self.folder / "broker.pem")
 
     def require_login(self) -> None:
         """Make ``USER``, then start again, wanting it."""
