@@ -18,7 +18,7 @@ from gpuflight.registry import plugins
 from gpuflight.settings.dump import MASK
 from gpuflight.subscribers.base import Subscriber
 
-TYPES = sorted(set(plugins(Subscriber)) & set(RECEIVERS))
+TYPES = sorted(name for name, cls in plugins(Subscriber).items() if cls.__module__.startswith("gpuflight."))
 ROOT = "/api/v1/subscribers"
 
 

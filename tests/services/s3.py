@@ -11,6 +11,7 @@ import base64
 import hashlib
 import http.client
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -142,7 +143,9 @@ class Front:
     """Before a server: lets requests through, but for those that ``fault`` gives an answer to. Checks Content-MD5 as S3
     does, which moto does not."""
 
-    def __init__(self, upstream_port: int, fault: Callable[[Passed], Fault | None]) -> None:
+    def __init__(
+        self, upstream_port: int, fault: Callable[[Passed], Fault | None], tls: ssl.SSLContext | None = None
+    ) -> None:
         self.seen: list[Passed] = []
         self.over = threading.Event()
         front = self
@@ -201,9 +204,12 @@ class Front:
 
         fault_of = fault
         self._server = Server(("127.0.0.1", 0), Handler)
+        if tls is not None:
+            self._server.socket = tls.wrap_socket(self._server.socket, server_side=True)
         self._thread = threading.Thread(target=self._server.serve_forever, args=(0.02,), daemon=True)
         self._thread.start()
-        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+        scheme = "http" if tls is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{self._server.server_address[1]}"
 
     def __enter__(self) -> Front:
         return self

@@ -5,10 +5,13 @@ from __future__ import annotations
 import logging
 import os
 import socket
+import ssl
+from pathlib import Path
 from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tests.services.certificates import make_certificates
 from tests.services.s3 import ACCESS, SECRET, Fault, Front, Passed, settings
 from tests.unit.test_subscribers_sinks import make_rounds
 
@@ -315,6 +318,30 @@ def test_the_environment_does_not_lead_it_elsewhere(monkeypatch: pytest.MonkeyPa
         monkeypatch.setenv("AWS_MAX_ATTEMPTS", "5")
         delivered(server.url)
         assert len(server.seen) == 1 and not elsewhere.seen
+
+
+def test_the_bucket_in_the_host_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    with front(OK) as server:
+        port = int(server.url.rpartition(":")[2])
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        delivered(f"http://storage.example:{port}", addressing="virtual")
+    assert server.seen[0].headers["host"] == f"rounds.storage.example:{port}"
+    assert server.seen[0].path.startswith("/gpuflight/node-1/")
+
+
+def test_tls_by_the_certificates_that_are_named(tmp_path: Path) -> None:
+    make_certificates(tmp_path)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "broker.pem")
+    with Front(0, lambda _: OK, context) as server:
+        delivered(server.url, tls_ca_file=str(tmp_path / "ca.pem"))
+        assert len(server.seen) == 1 and server.url.startswith("https://")
+        error = failure(server.url)
+        assert error.retryable and "certificate" in str(error).lower()
+        (tmp_path / "none.pem").write_text("nothing")
+        assert not failure(server.url, tls_ca_file=str(tmp_path / "none.pem")).retryable
+        assert len(server.seen) == 1
 
 
 def test_f12_a_server_that_never_answers_is_left_at_the_deadline() -> None:

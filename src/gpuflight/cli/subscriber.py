@@ -20,7 +20,7 @@ without a server
   test --config FILE [NAME…]
                            make one round and deliver it on trial to each subscriber of a configuration, or those named
 with a running server
-  list                     every subscriber with its state
+  list                     every subscriber with its state, and the last error of each
   stats NAME               statistics of one
   create KEY=VALUE…        a new one; type= says which, see `types`; --file for settings that hold secrets
   pause, resume NAME       deliver nothing until resumed
@@ -164,18 +164,22 @@ def _list(server: Rest, as_json: bool) -> int:
     if as_json:
         emit_json(found)
         return 0
-    rows = []
+    rows, troubles = [], []
     for line in _lines(found):
-        counts = line.get("statistics") or {}
-        numbers = [counts.get(key, "?") for key in ("received", "sent", "dropped", "queued")]
-        shown = [line.get("name"), line.get("type"), line.get("state"), line.get("origin"), *numbers]
-        rows.append([*map(clean, shown), clean(counts.get("last_error") or "")])
+        told = line.get("statistics")
+        counts = told if isinstance(told, dict) else {}
+        origin = "file" if line.get("origin") == "configuration" else line.get("origin")
+        numbers = [counts.get(key, "?") for key in ("sent", "dropped", "queued")]
+        rows.append([clean(cell) for cell in (line.get("name"), line.get("type"), line.get("state"), origin, *numbers)])
+        if counts.get("last_error"):
+            troubles.append(clean(f"{line.get('name')}: {counts['last_error']}"))
     if rows:
-        names = ["type", "state", "origin", "received", "sent", "dropped", "queued"]
-        heads: list[Any] = [("name", {"overflow": "fold"}), *names, ("last error", {"overflow": "fold"})]
+        heads: list[Any] = [("name", {"overflow": "fold"}), "type", "state", "origin", "sent", "dropped", "queued"]
         console().print(make_table(heads, rows))
     else:
-        console().print("none")
+        print("none")
+    for trouble in troubles:
+        print(trouble)
     return 0
 
 
