@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from gpuflight.graph import Graph
+from gpuflight.graph.joins import connected_once
 from gpuflight.vis.base import Layout, LayoutOptions
 from gpuflight.vis.layout.bundle import Bundle, Bundles, route_label
 from gpuflight.vis.layout.cards import tell_apart, write_card
@@ -31,7 +32,13 @@ class DefaultLayout(Layout):
 
     def layout(self, graph: Graph, options: LayoutOptions) -> LayoutGraph:
         """See Layout.layout. O(nodes + edges · depth)."""
+        whole, graph = graph, connected_once(graph)
         forest = Forest(graph, options)
+        if left_out := len(whole.nodes) - len(graph.nodes):
+            forest.notes.append(
+                f"{plural(left_out, 'stand-in')} for ends on other hosts left out: those connections are drawn once,"
+                " between their real ends"
+            )
         for item in forest.items.values():
             write_card(item)
         forest.build()
