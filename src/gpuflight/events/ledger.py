@@ -25,6 +25,7 @@ REASONS: dict[str, tuple[Effect, str]] = {
     "corrupt_file": ("lost", "compressed file is damaged; what comes before the damage was read"),
     "truncated_file": ("lost", "compressed file ends early; what there is was read"),
     "empty_file": ("lost", "compressed file without content"),
+    "utf16_file": ("lost", "file is UTF-16; logs are UTF-8"),
     "unreadable_file": ("lost", "file cannot be opened or read"),
     "vanished_file": ("lost", "file was gone before it could be opened"),
     "missing_window": ("lost", "hole in the window numbers, with neither acknowledgement nor marker"),

@@ -118,14 +118,19 @@ class Decoder:
         """Line by line; the bytes read: all, or up to the line that told the head of kernel_detail lines."""
         cut_runs = self._cut_runs
         start = offset
+        prefix, run = b"{", None
+        wire = b""
         for line in data.split(b"\n"):
             at = offset
             offset += len(line) + 1
             if not line:
                 continue
-            i = line.find(_TYPE, 0, 48)
-            wire = line[i + 8 : line.find(b'"', i + 8, i + 72)] if i > 0 else b""
-            run = cut_runs.get(wire)
+            if run is None or not line.startswith(prefix):
+                i = line.find(_TYPE, 0, 48)
+                end = line.find(b'"', i + 8, i + 72)
+                wire = line[i + 8 : end] if i > 0 else b""
+                run = cut_runs.get(wire)
+                prefix = line[: end + 1]
             if run is not None and run.cut is not None:
                 repeats, changes = run.cut.parts(line)
                 number = run.repeats.index.get(repeats)
