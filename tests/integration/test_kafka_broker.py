@@ -29,7 +29,7 @@ def test_killed_and_started_again_it_has_what_it_had(make_broker: Callable[[], B
     assert broker.pid is None and not os.path.exists(f"/proc/{pid}")
     broker.start()
     assert (broker.address, errors) == (address, [None])
-    assert [(m.key(), m.value()) for m in broker.messages("kept", 1)] == [(b"key", b"value")]
+    assert [(m.key(), m.value()) for m in broker.messages("kept")] == [(b"key", b"value")]
 
 
 def test_it_ends_with_whoever_used_it_even_if_killed(tmp_path: Path) -> None:

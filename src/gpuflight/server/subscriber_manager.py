@@ -295,7 +295,7 @@ def _spool_of(subscriber: Subscriber) -> str | None:
 
 
 def _touching(settings: Any) -> str:
-    return next((name for name in ("url", "path", "endpoint_url") if hasattr(settings, name)), "type")
+    return next((name for name in ("url", "brokers", "path", "endpoint_url") if hasattr(settings, name)), "type")
 
 
 def _no_such(name: str) -> Rejected:

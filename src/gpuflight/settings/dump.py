@@ -21,7 +21,7 @@ _URL_USER = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]*://)[^/\s@]*@")
 
 def is_secret(name: str) -> bool:
     """True for the name of a setting whose value is not to be shown."""
-    name = name.replace("-", "_")
+    name = name.replace("-", "_").replace(".", "_")
     return bool(_SECRET_NAME.search(name)) and not name.lower().endswith(_NOT_SECRET_SUFFIX)
 
 

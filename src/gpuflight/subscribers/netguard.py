@@ -11,6 +11,7 @@ from __future__ import annotations
 import ipaddress
 import os
 import socket
+from collections.abc import Sequence
 from urllib.parse import urlsplit
 
 from msgspec import Struct
@@ -33,6 +34,12 @@ _METADATA = frozenset(
     )
 )
 _CARRIES_V4 = (ipaddress.ip_network("64:ff9b::/96"), ipaddress.ip_network("::/96"))
+
+
+# Schemes that a subscriber can name in ``outside``, with their ports.
+_PORTS = {"http": 80, "https": 443, "kafka": 9092}
+HTTP = ("http", "https")
+"""Schemes of what can be posted to."""
 
 
 class Refused(InputError):
@@ -65,15 +72,15 @@ class Target(Struct, frozen=True):
     path: str
 
 
-def split_url(url: str) -> Target:
-    """A URL with all that a request needs. Raises Refused for what is not plain http or https."""
+def split_url(url: str, schemes: Sequence[str] = HTTP) -> Target:
+    """A URL with all that a request needs. Raises Refused for what is not plain, or of another scheme."""
     try:
         parts = urlsplit(url)
         port = parts.port
     except ValueError as error:
         raise Refused(f"{url!r} is not a URL: {error}") from None
-    if parts.scheme not in ("http", "https"):
-        raise Refused(f"{url!r}: only http:// and https:// are possible")
+    if parts.scheme not in schemes:
+        raise Refused(f"{url!r}: only {' and '.join(f'{scheme}://' for scheme in schemes)} are possible")
     if not parts.hostname:
         raise Refused(f"{url!r} has no host")
     if parts.username is not None or parts.password is not None:
@@ -86,7 +93,7 @@ def split_url(url: str) -> Target:
     except UnicodeError:
         raise Refused(f"{url!r}: write it in ASCII (IDNA, percent signs)") from None
     path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
-    return Target(parts.scheme, host, port if port is not None else (443 if parts.scheme == "https" else 80), path)
+    return Target(parts.scheme, host, port if port is not None else _PORTS[parts.scheme], path)
 
 
 def is_address(host: str) -> bool:
@@ -96,7 +103,7 @@ def is_address(host: str) -> bool:
 
 def check_url(url: str, rules: Rules) -> Target:
     """The URL taken apart, if its host may be called by its name. Raises Refused. Does not resolve it."""
-    target = split_url(url)
+    target = split_url(url, tuple(_PORTS))
     address = _address(target.host)
     if address is not None:
         check_address(address, target, rules)

@@ -1,0 +1,357 @@
+"""A Kafka producer that awaits: messages are delivered when the brokers said so, and every call has a deadline.
+
+librdkafka connects, retries and batches in threads of its own; what it reports is taken up only by the thread that
+delivers, between its own calls, so that there is no callback at any other time and no poll thread to end.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from gpuflight.errors import DeliveryError, MissingExtra
+from gpuflight.subscribers.kafka_errors import TOO_LARGE, UNKNOWN_TOPIC, Reasons, delivery_error
+from gpuflight.subscribers.kafka_settings import (
+    KafkaConnection,
+    address_of,
+    broker_target,
+    files_of,
+    librdkafka_config,
+    secrets_of,
+)
+from gpuflight.subscribers.kafka_wire import Message
+from gpuflight.subscribers.netguard import Refused, Rules, Target, check_url, resolve
+
+log = logging.getLogger(__name__)
+
+Answer = TypeVar("Answer")
+
+REQUEST_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 5.0
+RECHECK_S = 60.0
+"""Where only some hosts may be called, the brokers that the cluster names are looked at so often."""
+MESSAGE_BYTES_MAX = 1_000_000
+"""Messages are not larger than this unless the settings say so, however much the broker would take."""
+MESSAGE_BYTES_MIN = 2000
+
+
+class _Flight:
+    """The messages of one delivery that are on their way."""
+
+    def __init__(self) -> None:
+        self.pending = 0
+        self.error: Any = None
+
+    def report(self, error: Any, _message: Any) -> None:
+        """The delivery report of one of them."""
+        self.pending -= 1
+        # The first error is the cause; those after it may be consequences, such as being purged.
+        if error is not None and self.error is None:
+            self.error = error
+
+
+class KafkaClient:
+    """A producer for one topic. Used by one thread at a time. ``fixed_limit_bytes`` None asks the broker."""
+
+    def __init__(
+        self,
+        connection: KafkaConnection,
+        rules: Rules,
+        *,
+        deadline_s: float,
+        compression: str = "none",
+        fixed_limit_bytes: int | None = None,
+    ) -> None:
+        self.where = ", ".join(address_of(broker_target(broker)) for broker in connection.brokers)
+        self.limit_bytes = fixed_limit_bytes or MESSAGE_BYTES_MAX
+        """What a message may take."""
+        self._connection = connection
+        self._rules = rules
+        self._deadline_s = deadline_s
+        self._compression = compression
+        self._fixed = fixed_limit_bytes is not None
+        self._reasons = Reasons(secrets_of(connection))
+        self._producer: Any = None
+        self._checked_s = 0.0
+
+    def open(self) -> None:
+        """Find the cluster and ask it what it takes. Raises DeliveryError."""
+        try:
+            import confluent_kafka.admin  # noqa: F401 - told here once, before anything else
+        except ImportError as error:
+            missing = MissingExtra("confluent-kafka", "kafka", "kafka")
+            raise DeliveryError(str(missing), retryable=False) from error
+        for path in files_of(self._connection):
+            try:
+                with open(path, "rb"):
+                    pass
+            except OSError as error:  # librdkafka would not say which
+                raise DeliveryError(f"kafka: {path}: {error.strerror}", retryable=False) from error
+        timeout_s = min(REQUEST_TIMEOUT_S, self._deadline_s)
+        targets = [broker_target(broker) for broker in self._connection.brokers]
+        self._check(targets, timeout_s)
+        self._learn(timeout_s)
+        self._producer = self._new_producer()
+
+    def deliver(self, messages: Sequence[Message], timeout_s: float) -> None:
+        """Send messages, in order, and wait until the brokers have acknowledged them all. Raises DeliveryError; then
+        some may have arrived, and none is under way any more."""
+        deadline_s = time.monotonic() + timeout_s
+        self._recheck()
+        if self._producer is None:
+            self._producer = self._new_producer()
+        self._reasons.clear()
+        flight = _Flight()
+        for message in messages:
+            self._produce(message, flight, deadline_s)
+            if flight.error is not None or time.monotonic() >= deadline_s:
+                break
+        else:
+            self._await(flight, deadline_s)
+        late = flight.pending > 0 and flight.error is None
+        fatal = self._reasons.fatal or (flight.error is not None and flight.error.fatal())
+        stale = flight.error is not None and flight.error.name() in UNKNOWN_TOPIC  # kept for minutes otherwise
+        if flight.pending or fatal or stale:
+            # What is still under way must not overtake a later try; and a producer whose sequence of messages has a
+            # hole, or that does not answer, is of no use any longer.
+            self._purge(flight)
+            self._discard()
+        if late:
+            text = self._reasons.text or f"no acknowledgement within {timeout_s:g} s"
+            raise DeliveryError(f"kafka {self.where}: {text}", retryable=True)
+        if flight.error is not None:
+            raise self._problem(flight.error)
+
+    def shrink(self) -> bool:
+        """After a message was too large: learn what the broker takes, or guess; whether that is less than before."""
+        if self._fixed:
+            return False
+        before = self.limit_bytes
+        try:
+            self._learn(min(REQUEST_TIMEOUT_S, self._deadline_s))
+        except DeliveryError:
+            pass  # it is tried again, and told, by the next delivery
+        if self.limit_bytes >= before:
+            self.limit_bytes = before // 2
+        if self.limit_bytes < MESSAGE_BYTES_MIN:
+            self.limit_bytes = before
+            return False
+        self._discard()
+        return True
+
+    def close(self) -> None:
+        """Give back everything, within ``CLOSE_TIMEOUT_S``."""
+        self._discard()
+
+    # --- messages ---
+
+    def _produce(self, message: Message, flight: _Flight, deadline_s: float) -> None:
+        from confluent_kafka import KafkaException
+
+        while True:
+            flight.pending += 1
+            try:
+                self._producer.produce(
+                    self._connection.topic,
+                    value=message.value,
+                    key=message.key,
+                    headers=message.headers,
+                    on_delivery=flight.report,
+                )
+                return
+            except BufferError:  # its own queue is full: those ahead have to go first
+                flight.pending -= 1
+                if time.monotonic() >= deadline_s or flight.error is not None:
+                    return
+                self._producer.poll(0.05)
+            except KafkaException as error:
+                flight.pending -= 1
+                flight.error = error.args[0]
+                return
+
+    def _await(self, flight: _Flight, deadline_s: float) -> None:
+        while flight.pending and flight.error is None:
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0:
+                return
+            self._producer.poll(min(left_s, 1.0))
+
+    def _purge(self, flight: _Flight) -> None:
+        """Take back what is still under way."""
+        self._producer.purge()
+        deadline_s = time.monotonic() + 2.0
+        while flight.pending and time.monotonic() < deadline_s:
+            self._producer.poll(0.05)
+
+    # --- the cluster ---
+
+    def _learn(self, timeout_s: float) -> None:
+        """Ask the cluster who its brokers are, and for the size of messages."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import AdminClient
+
+        admin = None
+        try:
+            admin = self._made(lambda: AdminClient(self._config()))
+            metadata = self._metadata(admin, timeout_s)
+            self._check(
+                [Target("kafka", broker.host.lower(), broker.port, "/") for broker in metadata.brokers.values()],
+                timeout_s,
+            )
+            if not self._fixed:
+                asked = self._asked_limit(admin, [str(broker) for broker in metadata.brokers], timeout_s)
+                self.limit_bytes = min(asked or MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX)
+        except KafkaException as error:
+            raise self._problem(error.args[0]) from None
+        finally:
+            if admin is not None:
+                _dispose([admin])
+        if self.limit_bytes < MESSAGE_BYTES_MIN:
+            text = f"the topic {self._connection.topic} takes messages of at most {self.limit_bytes} bytes: too small"
+            raise DeliveryError(f"kafka {self.where}: {text}", retryable=False)
+
+    def _metadata(self, client: Any, timeout_s: float) -> Any:
+        from confluent_kafka import KafkaException
+
+        self._reasons.clear()
+        try:
+            metadata = client.list_topics(self._connection.topic, timeout=timeout_s)
+        except KafkaException as error:
+            client.poll(0)  # what librdkafka has to say about it
+            raise self._problem(error.args[0]) from None
+        known = metadata.topics.get(self._connection.topic)
+        if known is not None and known.error is not None and known.error.name() == "TOPIC_AUTHORIZATION_FAILED":
+            raise self._problem(known.error)
+        return metadata
+
+    def _asked_limit(self, admin: Any, broker_ids: list[str], timeout_s: float) -> int | None:
+        """What the topic takes, else what a broker does; None if neither tells."""
+        from confluent_kafka import KafkaException
+        from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+        asked = [(ConfigResource(ResourceType.TOPIC, self._connection.topic), "max.message.bytes")]
+        asked += [(ConfigResource(ResourceType.BROKER, broker), "message.max.bytes") for broker in broker_ids[:1]]
+        for resource, name in asked:
+            try:
+                for answer in admin.describe_configs([resource], request_timeout=timeout_s).values():
+                    return int(answer.result(timeout_s)[name].value)
+            except (KafkaException, KeyError, TypeError, ValueError, TimeoutError) as error:
+                log.debug("%s of %s is not told: %s", name, resource, error)  # a right that is rarely given
+        return None
+
+    def _recheck(self) -> None:
+        """Look again at the brokers that the cluster names, where not all may be called."""
+        if self._rules.url_hosts is None or self._producer is None or time.monotonic() < self._checked_s + RECHECK_S:
+            return
+        metadata = self._metadata(self._producer, REQUEST_TIMEOUT_S)
+        brokers = [Target("kafka", broker.host.lower(), broker.port, "/") for broker in metadata.brokers.values()]
+        try:
+            self._check(brokers, REQUEST_TIMEOUT_S)
+        except DeliveryError:
+            self._discard()
+            raise
+
+    def _check(self, targets: list[Target], timeout_s: float) -> None:
+        """Raises DeliveryError unless each may be called, at every address that its name has now."""
+
+        def run() -> None:
+            for target in targets:
+                check_url(f"kafka://{address_of(target)}", self._rules)
+                resolve(target, self._rules)
+
+        try:
+            within(run, timeout_s)
+        except Refused as error:
+            raise DeliveryError(f"kafka {self.where}: {error}", retryable=False) from error
+        except TimeoutError as error:
+            raise DeliveryError(f"kafka {self.where}: names are not resolved in time", retryable=True) from error
+        except OSError as error:
+            text = ", ".join(target.host for target in targets)
+            raise DeliveryError(f"kafka {text}: {error.strerror or error}", retryable=True) from error
+        self._checked_s = time.monotonic()
+
+    # --- the producer ---
+
+    def _config(self) -> dict[str, Any]:
+        return {
+            **librdkafka_config(self._connection),
+            "log_level": 6,
+            "logger": self._reasons,
+            "error_cb": self._reasons.note,
+        }
+
+    def _new_producer(self) -> Any:
+        from confluent_kafka import Producer
+
+        # librdkafka gives up first, with the reason of each message, then we do.
+        timeout_ms = int(self._deadline_s * 1000)
+        timeout_ms = max(100, timeout_ms // 2, timeout_ms - 2000)
+        config = {
+            "partitioner": "murmur2_random",  # as the Java clients choose
+            "linger.ms": 0,  # parts of a round come all at once; there is nothing to wait for
+            **self._config(),
+            "acks": "all",
+            "enable.idempotence": True,
+            "compression.type": self._compression,
+            # Also the limit of a batch, which is what a broker compares with its own.
+            "message.max.bytes": self.limit_bytes,
+            "message.timeout.ms": timeout_ms,
+            # How long a topic may be unknown, such as one that is just being made.
+            "topic.metadata.propagation.max.ms": min(10_000, timeout_ms // 2),
+        }
+        return self._made(lambda: Producer(config))
+
+    def _made(self, make: Callable[[], Answer]) -> Answer:
+        from confluent_kafka import KafkaException
+
+        try:
+            return make()
+        except KafkaException as error:
+            # Nothing was called yet: what it does not take are the settings, or the files that they name.
+            text = self._reasons.clean(error.args[0].str())
+            raise DeliveryError(f"kafka: {text}", retryable=False) from None
+
+    def _discard(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.purge()
+            _dispose([producer])
+
+    def _problem(self, error: Any) -> DeliveryError:
+        problem = delivery_error(error, self.where, self._connection.topic, self._reasons, limit_bytes=self.limit_bytes)
+        return MessageTooLarge(str(problem), retryable=False) if error.name() in TOO_LARGE else problem
+
+
+class MessageTooLarge(DeliveryError):
+    """A message is larger than the broker takes."""
+
+
+def within(function: Callable[[], None], timeout_s: float) -> None:
+    """Call something that knows no deadline, in a thread of its own. Raises what it raises, and TimeoutError; then the
+    thread is left behind."""
+    problems: list[BaseException] = []
+
+    def run() -> None:
+        try:
+            function()
+        except BaseException as error:  # noqa: BLE001 - raised by whoever waits
+            problems.append(error)
+
+    thread = threading.Thread(target=run, name="gpuflight-kafka-call", daemon=True)
+    thread.start()
+    thread.join(timeout_s)
+    if thread.is_alive():
+        raise TimeoutError("the deadline has passed")
+    if problems:
+        raise problems[0]
+
+
+def _dispose(held: list[Any]) -> None:
+    """End a client, which waits for its threads: for a while only. ``held`` has the last reference."""
+    try:
+        within(held.clear, CLOSE_TIMEOUT_S)
+    except TimeoutError:
+        log.warning("a Kafka client does not end and is left behind")
