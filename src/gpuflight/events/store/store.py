@@ -63,6 +63,10 @@ class EventStore:
         """A table's rows of some sessions, as SQL to select from."""
         return self.records.relation(table, (session.session_no for session in sessions))
 
+    def rows(self, sql: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
+        """The answer to a query as dicts; for answers of a few thousand rows."""
+        return self.records.rows(sql, values)
+
     def losses(self, session: Session) -> list[dict[str, Any]]:
         """The session's ledger: reason, what about, times, bytes, a place."""
         relation = self.records.relation("loss", (session.session_no,))
