@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from email.utils import formatdate
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuflight.collectors.remote_clock import DATE_RENEWAL_S, ClockOffset, date_s
+from gpuflight.collectors.remote_clock import DATE_RENEWAL_S, DRIFT, ClockOffset, date_s, stamps_ns
 
 NOW_S = 1_700_000_000
 
@@ -67,6 +68,65 @@ def test_a_drifting_clock_is_followed() -> None:
         offset_s = 1.0 + index * 60 * 5e-5  # 50 ppm
         exchange(clock, NOW_S + 60.01 * index, offset_s, round_age_s=0.5)
         assert abs(clock.offset_s - offset_s) <= clock.error_s + 1e-3
+
+
+def stamped(clock: ClockOffset, at_ns: int, offset_ns: int, there_ns: int, held_ns: int, back_ns: int) -> None:
+    """One exchange with a gpuflight that had the request ``there_ns`` after it was sent, and so on."""
+    received_ns = at_ns + there_ns + offset_ns
+    end_ns = at_ns + there_ns + held_ns + back_ns
+    clock.learn(at_ns, end_ns, "Tue, 14 Nov 2023 22:13:20 GMT", 1, f"{received_ns} {received_ns + held_ns}")
+
+
+SPENT_NS = st.integers(0, 3 * 10**9)
+
+
+@given(
+    st.integers(-(10**15), 10**15),
+    st.lists(st.tuples(st.integers(0, 100), SPENT_NS, SPENT_NS, SPENT_NS), min_size=1, max_size=12),
+)
+def test_with_times_in_ns_the_true_offset_is_always_within_the_error(
+    offset_ns: int, exchanges: list[tuple[int, int, int, int]]
+) -> None:
+    clock, at_ns = ClockOffset(), NOW_S * 10**9
+    best_s = math.inf
+    for wait_s, there_ns, held_ns, back_ns in exchanges:
+        at_ns += (wait_s + 10) * 10**9
+        stamped(clock, at_ns, offset_ns, there_ns, held_ns, back_ns)
+        assert abs(clock.offset_s - offset_ns / 1e9) <= clock.error_s + 1e-6
+        best_s = min(best_s, (there_ns + back_ns) / 2e9)
+    spent_s = (at_ns - NOW_S * 10**9) / 1e9 + 10
+    assert clock.error_s <= best_s + DRIFT * spent_s + 1e-6, "the best of all exchanges counts, the longer ago the less"
+
+
+def test_an_even_way_there_and_back_gives_the_offset_itself() -> None:
+    """RFC 5905 §8: θ = ½ · [(T2 - T1) + (T3 - T4)], with an error of half the delay δ = (T4 - T1) - (T3 - T2)."""
+    clock = ClockOffset()
+    stamped(clock, NOW_S * 10**9, 42_000_000, 300_000, 50_000_000, 300_000)
+    assert clock.offset_s == pytest.approx(0.042, abs=1e-6) and clock.error_s == pytest.approx(300e-6, abs=1e-6)
+    for turn in range(1, 20):  # slow ones after it do not spoil it
+        stamped(clock, (NOW_S + turn) * 10**9, 42_000_000, 300_000_000, 0, 10_000_000)
+    assert clock.offset_s == pytest.approx(0.042, abs=0.003) and clock.error_s < 0.003
+
+
+def test_a_clock_that_was_set_between_two_exact_exchanges_is_believed_at_once() -> None:
+    clock = ClockOffset()
+    stamped(clock, NOW_S * 10**9, 0, 10**5, 10**6, 10**5)
+    stamped(clock, (NOW_S + 5) * 10**9, 10**9, 10**5, 10**6, 10**5)
+    assert clock.offset_s == pytest.approx(1.0, abs=1e-3) and clock.error_s < 1e-3
+
+
+@pytest.mark.parametrize("text", ["", "x", "1", "2 1", "1 2 3", "-1 5", "1.5 2", "٣ ٤", "9" * 30 + " " + "9" * 30])
+def test_times_that_are_none_leave_it_to_the_date(text: str) -> None:
+    assert stamps_ns(text) is None
+    clock = ClockOffset()
+    clock.learn(NOW_S * 10**9, NOW_S * 10**9 + 10**6, "Tue, 14 Nov 2023 22:13:20 GMT", 0, text)
+    assert clock.known and clock.error_s > 1.0 and abs(clock.offset_s) <= clock.error_s
+
+
+def test_times_of_a_clock_that_was_set_during_the_answer_are_left_to_the_date() -> None:
+    clock = ClockOffset()
+    clock.learn(NOW_S * 10**9, NOW_S * 10**9 + 10**6, "Tue, 14 Nov 2023 22:13:20 GMT", 0, f"{NOW_S} {NOW_S * 10**9}")
+    assert clock.known and abs(clock.offset_s) <= clock.error_s
 
 
 def test_without_a_date_it_is_not_known() -> None:
