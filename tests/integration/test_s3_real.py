@@ -3,6 +3,7 @@ that the archive is readable."""
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -164,20 +165,52 @@ def test_a_bucket_that_is_missing_is_one_line(server: S3Server) -> None:
     assert "\n" not in counts.last_error
 
 
-def test_credentials_that_are_wrong_are_one_line() -> None:
-    """moto asks who it is that comes only in a mode of its own, so in a server of its own."""
-    with s3_server() as strict:
-        strict.make_bucket("rounds")
-        strict.ask("POST", "/moto-api/reset-auth", b"0")
-        sink = subscriber(strict.url, "rounds")
+@pytest.fixture(scope="module")
+def strict() -> Iterator[tuple[S3Server, dict[str, str]]]:
+    """A server that checks who comes, by the signature of every request, and the keys of one who may do all in S3;
+    moto does so in a mode of its own."""
+    from botocore.session import Session
+
+    with s3_server() as running:
+        running.make_bucket("rounds")
+        keys = {"aws_access_key_id": "x", "aws_secret_access_key": "x"}
+        iam = Session().create_client("iam", "us-east-1", endpoint_url=running.url, **keys)
+        iam.create_user(UserName="writer")
+        found = iam.create_access_key(UserName="writer")["AccessKey"]
+        allowed = {"Effect": "Allow", "Action": "s3:PutObject", "Resource": "*"}
+        policy = json.dumps({"Version": "2012-10-17", "Statement": [allowed]})
+        iam.put_user_policy(UserName="writer", PolicyName="p", PolicyDocument=policy)
+        iam.close()
+        running.ask("POST", "/moto-api/reset-auth", b"0")
+        yield running, {"access_key": found["AccessKeyId"], "secret_key": found["SecretAccessKey"]}
+
+
+def deliver(sink: S3, what: str = "deliver") -> None:
+    try:
         sink.start()
-        with pytest.raises(DeliveryError) as caught:
-            sink.deliver(ROUNDS[0])
+        getattr(sink, what)(ROUNDS[0])
+    finally:
         sink.close()
-    assert not caught.value.retryable
+
+
+@pytest.mark.parametrize("more", [{}, {"checksum": "sha256"}, {"prefix": "with space/ä+~"}], ids=str)
+def test_what_is_signed_is_what_is_sent(strict: tuple[S3Server, dict[str, str]], more: dict[str, str]) -> None:
+    """The server computes every signature anew. Storing needs no other right; a trial does not fail without it."""
+    server, keys = strict
+    deliver(subscriber(server.url, "rounds", **keys, **more))
+    deliver(subscriber(server.url, "rounds", **keys, **more), "trial")
+
+
+@pytest.mark.parametrize("wrong", ["access_key", "secret_key"])
+def test_credentials_that_are_wrong_are_one_line(strict: tuple[S3Server, dict[str, str]], wrong: str) -> None:
+    server, keys = strict
+    keys = {**keys, wrong: "wrong-" + keys[wrong]}
+    with pytest.raises(DeliveryError) as caught:
+        deliver(subscriber(server.url, "rounds", **keys))
     text = str(caught.value)
-    assert "status 403: InvalidAccessKeyId" in text and "\n" not in text
-    assert settings("", "")["secret_key"] not in text
+    assert not caught.value.retryable and "status 403: " in text and "\n" not in text
+    assert ("InvalidAccessKeyId" if wrong == "access_key" else "SignatureDoesNotMatch") in text
+    assert keys["secret_key"] not in text
 
 
 def test_a_trial_leaves_the_bucket_as_it_was(server: S3Server, bucket: str) -> None:

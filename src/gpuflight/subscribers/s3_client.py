@@ -105,7 +105,7 @@ class S3Client:
             )
         except (botocore.exceptions.BotoCoreError, ValueError) as error:
             self._transport.close()
-            raise DeliveryError(self._text(error), retryable=False) from None
+            raise DeliveryError(self._text(error), retryable=_may_pass(error)) from None
         except BaseException:
             self._transport.close()
             raise
@@ -168,8 +168,13 @@ class S3Client:
         else:
             raise error  # of our own making
         status = answer.status if answer is not None else 0
-        renewable = code == "ExpiredToken" and self._access.access_key is None
-        retryable = code in _RETRYABLE_CODES or status in (408, 429) or (status >= 500 and status != 501) or renewable
+        retryable = (
+            code in _RETRYABLE_CODES
+            or status in (408, 429)
+            or (status >= 500 and status != 501)
+            or (code == "ExpiredToken" and self._access.access_key is None)  # botocore gets new ones
+            or _may_pass(error)
+        )
         raise DeliveryError(
             f"{where}: status {status}: {self._masked(text)}" if status else f"{where}: {self._masked(text)}",
             retryable=retryable,
@@ -244,6 +249,14 @@ class _Body:
 
     def stream(self, *_: Any, **__: Any) -> Iterator[bytes]:
         yield self._data
+
+
+def _may_pass(error: Exception) -> bool:
+    """Whether credentials could not be fetched since who gives them does not answer; the bucket itself is not asked
+    by botocore's own client."""
+    from botocore.exceptions import CredentialRetrievalError, HTTPClientError, MetadataRetrievalError
+
+    return isinstance(error, HTTPClientError | CredentialRetrievalError | MetadataRetrievalError)
 
 
 def _retry_after_s(answer: Answer | None) -> float | None:
