@@ -92,12 +92,20 @@ def _read(path: str) -> bytes:
         return file.read(_SMALL)
 
 
+HELD: set[tuple[int, int]] = set()
+"""(device, inode) of the lock files that this process holds. Such a file must not be opened and closed here: by POSIX
+any close in the process gives its locks back."""
+
+
 def owner(folder: str) -> Literal["alive", "gone", "unknown"]:
     """Whether a process holds the session's lock. Only asked, never taken; the file alone means nothing.
 
-    A lock of this very process is not seen (POSIX), ``unknown`` is a session without a lock file.
+    ``unknown``: a session without a lock file, or one that may not be opened.
     """
     try:
+        status = os.stat(f"{folder}/{LOCK_NAME}")
+        if (status.st_dev, status.st_ino) in HELD:
+            return "alive"
         descriptor = os.open(f"{folder}/{LOCK_NAME}", os.O_RDONLY | os.O_CLOEXEC)
     except OSError:
         return "unknown"

@@ -1,0 +1,398 @@
+"""Writer of generation E: sessions that GPU Flight's own agent, analyzer and reports read, and so do we.
+
+Different from the original in one thing: what is finished is on the disk (fsync), not only handed to the kernel.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import queue
+import shutil
+import threading
+import time
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from gpuflight.events.files.names import CHANNELS
+from gpuflight.events.files.sidecars import HELD, LOCK_NAME
+from gpuflight.events.format.plans import BATCHES, EVERY_CHANNEL
+from gpuflight.events.format.windows import ActiveWindow, Retired, export, sync_directory, write_durably
+from gpuflight.events.names import DICTIONARIES
+
+ROWS_PER_BATCH = 2048
+ROWS_PER_METRIC_BATCH = 4
+FLUSH_AFTER_S = 0.25
+SYNC_AFTER_S = 1
+ROTATE_BYTES = 64 << 20
+MAX_SPOOL_BYTES = 4 << 30
+MIN_FREE_BYTES = 512 << 20
+_LOOK_AFTER_BYTES = 1 << 20
+
+CHANNEL_OF = {
+    **dict.fromkeys(
+        (
+            "kernel_event_batch",
+            "kernel_detail",
+            "memcpy_event_batch",
+            "memset_event",
+            "sass_config",
+            "kernel_perf_metric_event",
+        ),
+        "device",
+    ),
+    **dict.fromkeys(("device_metric_batch", "host_metric_batch", "system_start", "system_stop"), "system"),
+    **dict.fromkeys(("source_file_content", "cubin_disassembly", "ptx_disassembly"), "sass"),
+}
+"""Channel of a type; types that are not here go to ``scope``, those of EVERY_CHANNEL to all."""
+
+_VERSIONS = {"scope_event_batch": 3}
+_UNVERSIONED = frozenset(
+    {
+        "memset_event",
+        "nvtx_marker_event",
+        "graph_launch_event",
+        "graph_node_definition",
+        "perf_metric_event",
+        "kernel_perf_metric_event",
+        "deep_window_event",
+        "deep_window_rule_summary",
+        "counter_data_quality_summary",
+        "system_start",
+        "system_stop",
+        "shutdown",
+    }
+)
+_WIRE_DICTIONARIES = {ours: wire for wire, ours in DICTIONARIES.items()}
+_encode = msgspec.json.Encoder().encode
+
+
+class SessionWriter:
+    """One session. Thread-safe. Call ``tick`` a few times a second, ``close`` at the end (or use ``with``).
+
+    ``folder``: the session's folder is made in it. ``stopped``: why capture has ended before its time (spool limits),
+    empty while it goes on; ``dropped`` counts the rows and events that came after that.
+    """
+
+    def __init__(
+        self,
+        folder: str,
+        session_id: str = "",
+        *,
+        rotate_bytes: int = ROTATE_BYTES,
+        rotate_after_s: float = 0,
+        max_spool_bytes: int = MAX_SPOOL_BYTES,
+        min_free_bytes: int = MIN_FREE_BYTES,
+        compress: bool = True,
+        sync: bool = True,
+    ) -> None:
+        self.session_id = session_id or str(uuid.uuid4())
+        self.path = os.path.join(os.path.abspath(folder), self.session_id)
+        self.stopped = ""
+        self.dropped = 0
+        self._rotate_bytes = rotate_bytes
+        self._rotate_after_ms = rotate_after_s * 1000
+        self._limits = (max_spool_bytes, min_free_bytes)
+        self._compress = compress
+        self._sync = sync
+        self._guard = threading.RLock()
+        self._rows: dict[str, _Rows] = {}
+        self._batch_ids: dict[str, int] = {}
+        self._ids: dict[tuple[str, str], int] = {}
+        self._counts: dict[str, int] = {}
+        self._new_texts: dict[str, dict[str, str]] = {}
+        self._unlooked_bytes = 0
+        self._last_flush_s = self._last_sync_s = time.monotonic()
+        self._closed = False
+        os.makedirs(f"{self.path}/.tmp", exist_ok=True)
+        self._lock = _take_lock(self.path)
+        self._windows = {channel: ActiveWindow(self.path, channel, _mono_ms) for channel in CHANNELS}
+        sync_directory(f"{self.path}/.tmp")
+        sync_directory(os.path.dirname(self.path))
+        self._retired: queue.Queue[Retired | None] = queue.Queue()
+        self._export_error: OSError | None = None
+        self._worker = threading.Thread(target=self._export_all, name="gpuflight-export", daemon=True)
+        self._worker.start()
+
+    def __enter__(self) -> SessionWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def text(self, dictionary: str, text: str) -> int:
+        """Id of a text in one of the session's dictionaries, 0 for the empty one; written before its first use."""
+        if not text:
+            return 0
+        with self._guard:
+            key = (dictionary, text)
+            identifier = self._ids.get(key)
+            if identifier is None:
+                identifier = self._counts[dictionary] = self._counts.get(dictionary, 0) + 1
+                self._ids[key] = identifier
+                texts = self._new_texts.setdefault(_WIRE_DICTIONARIES[dictionary], {})
+                texts[str(identifier)] = _clean(text)
+            return identifier
+
+    def rows(self, wire_type: str, columns: Mapping[str, Sequence[Any] | Any], **envelope: str) -> None:
+        """Rows of a columnar type under the names of the wire, ``dt_ns`` holding absolute times (UNIX ns).
+
+        Sequences or numpy arrays of one length. ``envelope``: what else the batch's line says (hostname, ip_addr).
+        """
+        plan = BATCHES[wire_type]
+        names = [name for name in plan.fields if name in columns]
+        if len(names) != len(columns) or "dt_ns" not in columns:
+            raise ValueError(f"{wire_type}: columns are {', '.join(plan.fields)}; dt_ns is needed")
+        values = [c.tolist() if hasattr(c, "tolist") else c for c in (columns[name] for name in names)]
+        fresh = list(zip(*values, strict=True))
+        with self._guard:
+            if self._refuses(len(fresh)):
+                return
+            pending = self._rows.get(wire_type)
+            if pending is not None and (pending.names != names or pending.envelope != envelope):
+                self._flush_rows(wire_type)
+                pending = None
+            if pending is None:
+                pending = self._rows[wire_type] = _Rows(names, envelope)
+            pending.rows.extend(fresh)
+            limit = ROWS_PER_METRIC_BATCH if wire_type.endswith("metric_batch") else ROWS_PER_BATCH
+            while len(pending.rows) >= limit and not self.stopped:
+                self._write_batch(wire_type, pending, pending.rows[:limit])
+                del pending.rows[:limit]
+
+    def event(self, wire_type: str, fields: Mapping[str, Any]) -> None:
+        """An event of one line, to its channel or to all; rows that wait are written before it."""
+        with self._guard:
+            if self._refuses(1):
+                return
+            self.flush(sync=False)
+            version = {} if wire_type in _UNVERSIONED else {"version": 1}
+            line = _line({**version, "type": wire_type, "session_id": self.session_id, **fields})
+            for channel in CHANNELS if wire_type in EVERY_CHANNEL else (CHANNEL_OF.get(wire_type, "scope"),):
+                self._write(channel, line)
+
+    def kernel_details(self, details: Iterable[Mapping[str, Any]]) -> None:
+        """Launch configurations, a line each, behind the kernels they belong to."""
+        with self._guard:
+            self._flush_rows("kernel_event_batch")
+            head = {"version": 1, "type": "kernel_detail", "session_id": self.session_id}
+            for fields in details:
+                if not self._refuses(1):
+                    self._write("device", _line({**head, **fields}))
+
+    def tick(self) -> None:
+        """What time asks for: rows out after 250 ms, on the disk once a second, windows rotated by age."""
+        with self._guard:
+            if self._closed or self.stopped:
+                return
+            now = time.monotonic()
+            if now - self._last_flush_s >= FLUSH_AFTER_S:
+                self.flush(sync=now - self._last_sync_s >= SYNC_AFTER_S)
+            if self._rotate_after_ms:
+                for channel, window in self._windows.items():
+                    if window.size_bytes and _mono_ms() - window.first_write_ms >= self._rotate_after_ms:
+                        self._rotate(channel)
+
+    def flush(self, *, sync: bool = True) -> None:
+        """All rows into their files; with ``sync`` on the disk when it returns."""
+        with self._guard:
+            for wire_type in list(self._rows):
+                self._flush_rows(wire_type)
+            self._write_texts()
+            self._last_flush_s = time.monotonic()
+            if sync:
+                self._last_sync_s = self._last_flush_s
+            if not self.stopped:
+                for window in self._windows.values():
+                    window.flush(sync=sync and self._sync)
+
+    def close(self) -> None:
+        """Everything out, compressed and identified; the lock is given back. Raises OSError if an export failed.
+
+        Writing ``shutdown`` is up to the caller: a session without one counts as killed.
+        """
+        with self._guard:
+            if self._closed:
+                return
+            self.flush()
+            self._closed = True
+            for window in self._windows.values():
+                retired = window.end()
+                if retired is not None:
+                    self._retired.put(retired)
+            self._retired.put(None)
+        self._worker.join()
+        if not os.listdir(f"{self.path}/.tmp"):
+            os.rmdir(f"{self.path}/.tmp")
+        sync_directory(self.path)
+        _give_back(self._lock)
+        if self._export_error is not None:
+            raise self._export_error
+
+    def _refuses(self, count: int) -> bool:
+        if self._closed:
+            raise ValueError("session is closed")
+        if self.stopped:
+            self.dropped += count
+        return bool(self.stopped)
+
+    def _flush_rows(self, wire_type: str) -> None:
+        pending = self._rows.pop(wire_type, None)
+        if pending is not None and pending.rows:
+            if self.stopped:
+                self.dropped += len(pending.rows)
+            else:
+                self._write_batch(wire_type, pending, pending.rows)
+
+    def _write_batch(self, wire_type: str, pending: _Rows, rows: list[tuple[Any, ...]]) -> None:
+        self._write_texts()
+        number = self._batch_ids[wire_type] = self._batch_ids.get(wire_type, 0) + 1
+        time_at = pending.names.index("dt_ns")
+        base = rows[0][time_at]
+        relative = [(*row[:time_at], row[time_at] - base, *row[time_at + 1 :]) for row in rows]
+        line = _line(
+            {
+                "version": _VERSIONS.get(wire_type, 1),
+                "type": wire_type,
+                "session_id": self.session_id,
+                **pending.envelope,
+                "batch_id": number,
+                "base_time_ns": base,
+                "columns": pending.names,
+                "rows": relative,
+            }
+        )
+        self._write(CHANNEL_OF.get(wire_type, "scope"), line)
+
+    def _write_texts(self) -> None:
+        if self._new_texts and not self.stopped:
+            texts, self._new_texts = self._new_texts, {}
+            line = _line({"version": 1, "type": "dictionary_update", "session_id": self.session_id, **texts})
+            for channel in CHANNELS:
+                self._write(channel, line)
+
+    def _write(self, channel: str, line: bytes) -> None:
+        window = self._windows[channel]
+        if window.size_bytes and window.size_bytes + len(line) > self._rotate_bytes:
+            self._rotate(channel)
+        self._unlooked_bytes += len(line)
+        if self._unlooked_bytes >= _LOOK_AFTER_BYTES:
+            self._look_at_disk()
+        if self.stopped:
+            self.dropped += 1
+            return
+        window.write(line)
+
+    def _rotate(self, channel: str) -> None:
+        retired = self._windows[channel].retire()
+        if retired is not None:
+            self._retired.put(retired)
+        self._look_at_disk()
+
+    def _look_at_disk(self) -> None:
+        """Ends the capture where the session or the disk is full; says so in a loss marker."""
+        self._unlooked_bytes = 0
+        most, least = self._limits
+        spool = _spool_bytes(self.path) if most else 0
+        free = shutil.disk_usage(self.path).free if least else 0
+        facts = f"spool_bytes={spool},max_spool_bytes={most},available_bytes={free},min_free_bytes={least}"
+        if most and spool > most:
+            self._stop(f"spool_budget_exceeded:{facts}")
+        elif least and free < least:
+            self._stop(f"filesystem_reserve_reached:{facts}")
+
+    def _stop(self, reason: str) -> None:
+        self.stopped = reason
+        marker = {
+            "schema_version": 1,
+            "type": "transport_window_loss",
+            "channel": "spool",
+            "window_index": 0,
+            "reason": reason,
+        }
+        write_durably(f"{self.path}/.gpufl-transport-loss.spool.0.json", _encode(marker))
+        sync_directory(self.path)
+
+    def _export_all(self) -> None:
+        while (retired := self._retired.get()) is not None:
+            try:
+                export(
+                    self.path,
+                    self.session_id,
+                    retired,
+                    compress=self._compress,
+                    wall_ms=time.time_ns() // 1_000_000,
+                )
+            except OSError as error:  # the raw window stays where readers find it
+                self._export_error = error
+
+
+class _Rows:
+    """Rows of one type that wait for their batch."""
+
+    def __init__(self, names: list[str], envelope: dict[str, str]) -> None:
+        self.names = names
+        self.envelope = envelope
+        self.rows: list[tuple[Any, ...]] = []
+
+
+def _mono_ms() -> int:
+    return time.monotonic_ns() // 1_000_000
+
+
+def _line(fields: dict[str, Any]) -> bytes:
+    try:
+        return _encode(fields) + b"\n"
+    except UnicodeEncodeError:
+        return _encode(_clean(fields)) + b"\n"
+
+
+def _clean(value: Any) -> Any:
+    """Texts without lone surrogates, which are no UTF-8."""
+    if isinstance(value, str):
+        return value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_clean(k): _clean(v) for k, v in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_clean(v) for v in value]
+    return value
+
+
+def _spool_bytes(path: str) -> int:
+    """Of all log files of a session."""
+    total = 0
+    for directory in (path, f"{path}/.tmp"):
+        with os.scandir(directory) as entries:
+            for entry in entries:
+                if ".log" in entry.name:
+                    try:
+                        total += entry.stat().st_size
+                    except FileNotFoundError:
+                        continue
+    return total
+
+
+def _take_lock(path: str) -> int:
+    """The session's lock, for as long as the descriptor is open. Raises BlockingIOError if somebody has it."""
+    name = f"{path}/{LOCK_NAME}"
+    if os.path.exists(name) and (os.stat(name).st_dev, os.stat(name).st_ino) in HELD:
+        raise BlockingIOError(errno.EAGAIN, "session is being written by this process", name)
+    descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        raise
+    status = os.fstat(descriptor)
+    HELD.add((status.st_dev, status.st_ino))
+    return descriptor
+
+
+def _give_back(descriptor: int) -> None:
+    status = os.fstat(descriptor)
+    HELD.discard((status.st_dev, status.st_ino))
+    os.close(descriptor)
