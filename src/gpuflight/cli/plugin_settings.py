@@ -18,6 +18,7 @@ from gpuflight.settings.problems import Path, path_text
 
 if TYPE_CHECKING:
     from gpuflight.collectors.base import Collector
+    from gpuflight.server.consume.settings import ConsumeSettings
     from gpuflight.subscribers.base import Subscriber
 
 
@@ -25,6 +26,11 @@ class _NoSettings(BaseModel):
     """For plugins without settings of their own: any key is unknown."""
 
     model_config = ConfigDict(extra="forbid")
+
+
+def collector_names() -> list[str]:
+    """Every collector there is."""
+    return list(_collector_classes())
 
 
 def select_collectors(settings: Settings, names: Sequence[str]) -> Settings:
@@ -53,6 +59,18 @@ def make_subscribers(settings: Settings) -> list[Subscriber]:
     return [cls(block) for cls, block in _subscriber_blocks(settings)]
 
 
+def make_consume(settings: Settings) -> ConsumeSettings:
+    """The section ``consume``. Raises ConfigError with one line per mistake."""
+    from gpuflight.server.consume.settings import ConsumeSettings
+
+    lines: list[str] = []
+    from_file = dict(settings._file.get("consume", {}))
+    checked = _check(ConsumeSettings, from_file, settings.consume, ("consume",), settings, lines)
+    if lines or not isinstance(checked, ConsumeSettings):
+        raise ConfigError("\n".join(lines))
+    return checked
+
+
 def effective(settings: Settings) -> dict[str, Any]:
     """The whole effective configuration, plugins' defaults included, secrets masked; loads again as a file."""
     result = dump(settings)
@@ -64,6 +82,8 @@ def effective(settings: Settings) -> dict[str, Any]:
     result["subscribers"] = [
         {**dump(block), "type": cls.name, "name": block.name or cls.name} for cls, block in _subscriber_blocks(settings)
     ]
+    if settings.consume:
+        result["consume"] = dump(make_consume(settings))
     return result
 
 

@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
+from gpuflight.cli.consume import KINDS, for_consumer, lock_path, make_consumer
 from gpuflight.cli.session import add_replay_argument, add_settings_arguments
 from gpuflight.errors import GpuflightError, MissingExtra
 
@@ -32,6 +33,7 @@ EXAMPLES = (
     "gpuflight-server",
     "gpuflight-server --config server.json",
     "gpuflight-server --set server.port=8080 --set interval_s=2",
+    "gpuflight-server --consume kafka --config consumer.json",
 )
 
 
@@ -59,6 +61,12 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="PATH",
         help="also listen on this unix socket (server.socket); with `--set server.host=null` on nothing else",
     )
+    parser.add_argument(
+        "--consume",
+        choices=KINDS,
+        help="take the rounds of a fleet from there into MongoDB, and serve the fleet in place of this host; what the"
+        " section `consume` of the settings says (docs/fleet.md)",
+    )
     add_replay_argument(parser)
     add_settings_arguments(parser)
     return parser
@@ -71,6 +79,8 @@ def run_server(argv: Sequence[str]) -> int:
 
     arguments = build_parser().parse_args(argv)
     settings = load_settings(arguments)
+    if arguments.consume:
+        settings = for_consumer(settings)
     if arguments.dump_config:
         return dump_config(settings)
     configuration = effective(settings)  # plugins' blocks are checked here
@@ -78,6 +88,7 @@ def run_server(argv: Sequence[str]) -> int:
     subscribers = make_subscribers(settings)
     start_logging(settings)
     backend = make_backend(arguments.backend, settings)
+    consumer = make_consumer(settings) if arguments.consume else None
 
     from gpuflight.cli.plugins import every_plugin
     from gpuflight.core.controller import Controller
@@ -92,16 +103,22 @@ def run_server(argv: Sequence[str]) -> int:
     tokens = TokenStore.from_settings(settings.server.auth)
     backend.check(tokens)
     with ExitStack() as stack:
-        lock = LockFile(default_lock_path())
+        lock = LockFile(default_lock_path() if consumer is None else lock_path())
         lock.acquire()
         stack.callback(lock.release)
         backend.bind()
         world = open_world(replay=arguments.replay)
+        if consumer is not None:
+            from gpuflight.server.consume.coverage import ConsumeCoverage
+
+            collectors.append(ConsumeCoverage(consumer))
         members, hub = SubscriberManager.from_settings(settings), StreamHub()
         controller = Controller(world, settings=settings, collectors=collectors, subscribers=Fanout(hub, members))
         deadline = Deadline(settings.server.stop_deadline_s)
         stack.callback(lambda: members.close(max(0.5, deadline.left_s())))
         stack.callback(controller.close)
+        if consumer is not None:
+            stack.callback(lambda: consumer.stop(max(0.5, deadline.left_s())))
         for name in disabled:
             controller.set_enabled(name, False)
         for subscriber in subscribers:
@@ -115,6 +132,7 @@ def run_server(argv: Sequence[str]) -> int:
             tokens=tokens,
             configuration=lambda: configuration,
             plugins=every_plugin,
+            consumer=consumer,
         )
 
         def ready(where: str) -> None:
@@ -122,6 +140,8 @@ def run_server(argv: Sequence[str]) -> int:
             print(f"gpuflight-server: {text}", file=sys.stderr, flush=True)
 
         stack.enter_context(StopSignals(lambda: backend.stop(deadline.begin())))
+        if consumer is not None:
+            consumer.start()
         controller.start()
         backend.serve(state, ready)
     return 0

@@ -37,6 +37,7 @@ class ServerState:
         bodies: BodyCache | None = None,
         configuration: Callable[[], dict[str, Any]] | None = None,
         plugins: Callable[[], dict[str, Any]] | None = None,
+        consumer: Any = None,
     ) -> None:
         self.controller = controller
         self.settings = settings
@@ -46,6 +47,7 @@ class ServerState:
         self.bodies = bodies if bodies is not None else BodyCache()
         self.configuration = configuration
         self.plugins = plugins
+        self.consumer = consumer
         self.past: Kept[int, Round | None] = Kept(4)
         """Past rounds asked for last: each is put together from differences."""
         self.parts: Kept[tuple[int, str], Graph] = Kept(4)

@@ -1,7 +1,7 @@
 """The shape of the settings: what there is, its unit, its default, its bounds.
 
-The blocks under ``collectors`` and ``subscribers`` belong to plugins, which this layer does not know: they are kept as
-they come and checked against the plugins' own ``settings_class`` by gpuflight.cli.plugin_settings.
+The blocks under ``collectors``, ``subscribers`` and ``consume`` belong to layers above, which this one does not know:
+they are kept as they come and checked against the settings classes there by gpuflight.cli.plugin_settings.
 """
 
 from __future__ import annotations
@@ -151,6 +151,9 @@ class Settings(Block):
     subscribers: list[SubscriberEntry] = Field(default_factory=list, description="where rounds are delivered")
     server: Server = Field(default_factory=Server, description="where gpuflight-server listens")
     remotes: list[Remote] = Field(default_factory=list, description="other instances that are pulled")
+    consume: dict[str, Any] = Field(
+        default_factory=dict, description="what `gpuflight-server --consume` reads and where it writes (docs/fleet.md)"
+    )
     log_level: LogLevel = Field(default="warning", description="least severity that is logged to stderr")
 
     _file: dict[str, Any] = PrivateAttr(default_factory=dict)

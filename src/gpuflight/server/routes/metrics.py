@@ -14,6 +14,7 @@ from gpuflight import __version__
 from gpuflight.graph.nodes import GPU
 from gpuflight.rounds import Round
 from gpuflight.server.auth import Role, require
+from gpuflight.server.consume.metrics import add_metrics
 from gpuflight.server.deps import State
 from gpuflight.server.hub import StreamHub
 from gpuflight.server.router import PlainRouter
@@ -79,6 +80,8 @@ def exposition(state: ServerState) -> str:
     _subscribers(text, state)
     if state.hub is not None:
         _stream(text, state.hub)
+    if state.consumer is not None:
+        add_metrics(text.add, state.consumer.figures())
     return text.text()
 
 

@@ -1,0 +1,101 @@
+"""The section ``consume`` of the settings: where rounds come from, where they go, and within what bounds."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+
+from gpuflight.server.consume.kafka import OURS
+from gpuflight.sources.mongo_client import MongoOptions, split_uri
+from gpuflight.subscribers.kafka_settings import KafkaConnection
+
+MIB = 1024 * 1024
+
+
+class ConsumeMongo(BaseModel):
+    """The database that the rounds go to, and that all servers of the fleet read."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    uri: SecretStr = Field(description="connection string, mongodb:// or mongodb+srv://")
+    database: str = Field(default="gpuflight", pattern=r"^[A-Za-z0-9_\-]{1,38}$", description="name of the database")
+    tls_ca_file: str | None = Field(
+        default=None, min_length=1, description="path of PEM certificates to trust instead of the system's"
+    )
+    tls_certificate_key_file: str | None = Field(
+        default=None, min_length=1, description="path of a PEM file with the certificate and key to show"
+    )
+    retention_days: float = Field(
+        default=7.0,
+        ge=0,
+        le=36_500,
+        description="how long past rounds and what is gone are kept (days); 0: for ever",
+    )
+    timeout_s: float = Field(default=30.0, gt=0, le=600, description="longest time one round may take to write (s)")
+
+    @field_validator("uri")
+    @classmethod
+    def _leads_somewhere(cls, value: SecretStr) -> SecretStr:
+        split_uri(value.get_secret_value())
+        return value
+
+    def options(self) -> MongoOptions:
+        """How to connect. Unless the connection string says otherwise, a write counts when it is in the journal: what
+        Kafka is told to be done must not vanish with a database that is killed."""
+        return MongoOptions(
+            uri=_journaled(self.uri.get_secret_value()),
+            timeout_s=self.timeout_s,
+            tls_ca_file=self.tls_ca_file or "",
+            tls_certificate_key_file=self.tls_certificate_key_file or "",
+        )
+
+
+class ConsumeSettings(KafkaConnection):
+    """What ``gpuflight-server --consume kafka`` needs."""
+
+    group: str = Field(
+        default="gpuflight",
+        min_length=1,
+        max_length=255,
+        description="consumer group, whose servers share the partitions",
+    )
+    mongodb: ConsumeMongo = Field(description="database that the rounds go to")
+    writers_count: int = Field(default=2, ge=1, le=64, description="threads that write; a host's rounds are one's")
+    max_queue_bytes: int = Field(
+        default=128 * MIB, ge=1, description="rounds that wait to be written (bytes); beyond, nothing more is read"
+    )
+    max_queue_rounds: int = Field(default=1000, ge=1, description="rounds that wait to be written")
+    max_unfinished_bytes: int = Field(
+        default=256 * MIB, ge=1, description="parts that wait for others (bytes); beyond, the oldest round is given up"
+    )
+    unfinished_max_s: float = Field(
+        default=300.0, gt=0, description="how long a part waits for others while the topic is read (s)"
+    )
+    max_message_bytes: int = Field(default=32 * MIB, ge=1, description="largest message that is looked at (bytes)")
+    max_round_bytes: int = Field(default=512 * MIB, ge=1, description="largest round, decompressed (bytes)")
+    max_held_elements: int = Field(
+        default=1_000_000,
+        ge=1,
+        description="entities and edges held for differences to come; others are read again",
+    )
+    retry_first_s: float = Field(
+        default=0.5, gt=0, le=3600, description="pause before the first retry (s), then doubled"
+    )
+    retry_max_s: float = Field(default=30.0, gt=0, le=3600, description="longest pause before a retry (s)")
+
+    @field_validator("client")
+    @classmethod
+    def _are_not_ours(cls, value: dict[str, object]) -> dict[str, object]:
+        for name in value:
+            if name in OURS:
+                raise ValueError(f"{name} is set by gpuflight")
+        return value
+
+
+def _journaled(uri: str) -> str:
+    options = split_uri(uri).options
+    if "journal" in options or options.get("w") == "0":
+        return uri
+    body, mark, query = uri.partition("?")
+    if "/" not in body.partition("://")[2]:
+        body += "/"
+    return f"{body}?{query + '&' if mark and query else ''}journal=true"
