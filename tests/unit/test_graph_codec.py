@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 from typing import Any
@@ -158,6 +159,9 @@ def test_files_plain_compressed_and_with_a_byte_order_mark(tmp_path: Path, machi
         ("plain.json", data),
         ("bom.json", b"\xef\xbb\xbf" + data),
         ("packed.json.zst", zstandard.compress(data)),
+        ("packed.json.gz", gzip.compress(data)),
+        ("frames.json.zst", zstandard.compress(data) + zstandard.compress(b"\n")),
+        ("members.json.gz", gzip.compress(data[:50]) + gzip.compress(data[50:])),
     ):
         (tmp_path / name).write_bytes(content)
         loaded = load_graph(tmp_path / name)
@@ -169,9 +173,23 @@ def test_files_plain_compressed_and_with_a_byte_order_mark(tmp_path: Path, machi
 
 def test_files_that_cannot_be_read_are_input_errors_with_their_name(tmp_path: Path) -> None:
     (tmp_path / "cut.json.zst").write_bytes(zstandard.compress(b"x" * 1000)[:-5])
+    packed = gzip.compress(b"x" * 1000)
+    (tmp_path / "cut.json.gz").write_bytes(packed[:-5])
+    (tmp_path / "flipped.json.gz").write_bytes(packed[:12] + bytes([packed[12] ^ 255]) + packed[13:])
+    (tmp_path / "head.json.gz").write_bytes(b"\x1f\x8b\x08")
+    (tmp_path / "tail.json.gz").write_bytes(packed + b"garbage")
     (tmp_path / "empty.json").write_bytes(b"")
     (tmp_path / "folder").mkdir()
-    for name in ("cut.json.zst", "empty.json", "folder", "absent.json"):
+    for name in (
+        "cut.json.zst",
+        "cut.json.gz",
+        "flipped.json.gz",
+        "head.json.gz",
+        "tail.json.gz",
+        "empty.json",
+        "folder",
+        "absent.json",
+    ):
         with pytest.raises(InputError, match=name):
             load_graph(tmp_path / name)
 

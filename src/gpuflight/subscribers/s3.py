@@ -90,14 +90,14 @@ class S3Settings(PackedSettings):
         value = value.strip("/")
         if not value.isprintable() or any(part in ("", ".", "..") for part in value.split("/") if value):
             raise ValueError("must be parts between slashes, none of them empty, . or ..")
-        return value
+        return _short(value, 512)
 
     @field_validator("namespace")
     @classmethod
     def _is_one_part(cls, value: str | None) -> str | None:
         if value is not None and (not value.isprintable() or "/" in value or value in (".", "..")):
             raise ValueError("must be printable, without a slash")
-        return value
+        return None if value is None else _short(value, 253)
 
     @field_validator("endpoint_url")
     @classmethod
@@ -242,6 +242,13 @@ class S3(PackedSubscriber):
         if self._client is None:
             raise DeliveryError("not started", retryable=False)
         return self._client
+
+
+def _short(text: str, max_bytes: int) -> str:
+    """A whole key may have 1024 bytes of UTF-8. Raises ValueError."""
+    if len(text.encode()) > max_bytes:
+        raise ValueError(f"must have at most {max_bytes} bytes as UTF-8")
+    return text
 
 
 def region(settings: S3Settings) -> str:
