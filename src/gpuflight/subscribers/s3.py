@@ -62,6 +62,9 @@ class S3Settings(PackedSettings):
     content: Content = Field(
         default="graph", description="the whole round, or what changed, with a whole round first and after a gap"
     )
+    whole_every_rounds: int = Field(
+        default=720, ge=1, description="diff: every so many rounds a whole one, from where the archive can be read"
+    )
     compression: Encoding = Field(default="zstd", description="compression of the objects")
     checksum: Checksum = Field(
         default="md5",
@@ -181,7 +184,8 @@ class S3(PackedSubscriber):
             raise DeliveryError(str(MissingExtra(package, "s3", "s3")), retryable=False) from error
 
     def pack(self, completed: Round, after: int | None) -> Parcel:
-        base = after if self.settings.content == "diff" and after == completed.number - 1 else None
+        whole = self.settings.content == "graph" or completed.number % self.settings.whole_every_rounds == 0
+        base = None if whole or after != completed.number - 1 else after
         encoding = self.settings.compression
         data = compressed(completed, "graph" if base is None else "diff", encoding)
         # A line end of its own frame: objects put one after the other are a stream of rounds.
