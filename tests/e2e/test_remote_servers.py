@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -74,6 +76,25 @@ def test_a_server_is_followed_by_differences_and_the_copy_is_its_graph(tmp_path:
         }
         assert {edge.key: edge for edge in lists.connections} == theirs.edges
         assert peer.view.host is not None and peer.view.host.metrics == host.metrics
+
+
+def test_a_server_that_was_killed_and_started_again_is_read_whole_once(tmp_path: Path) -> None:
+    """At the same address, with rounds of the same numbers."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+    with ExitStack() as stack:
+        child = stack.enter_context(running(tmp_path, config={"server": {"port": port}}))
+        wait_ready(child.url)
+        parent = stack.enter_context(Parent(child.url, timeout_s=10.0))
+        (peer,) = parent.collector._peers
+        for wholes_count in (1, 2, 3):
+            told = peer.diffs_count
+            until(lambda told=told: parent.round() and peer.diffs_count > told + 2)
+            assert peer.wholes_count == wholes_count and peer.misfits_count == 0
+            child.process.kill()
+            child.process.wait()
+            until(lambda: any(entity.attributes.get("stale") for entity in parent.round().values()))
+            child = stack.enter_context(running(tmp_path, config={"server": {"port": port}}))
 
 
 def test_the_reference_system_as_master_reads_us(tmp_path: Path) -> None:

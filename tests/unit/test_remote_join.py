@@ -147,6 +147,47 @@ def test_only_mirrored_halves_join_each_once_whatever_the_order(
     assert found == expected
 
 
+@given(st.randoms(use_true_random=False))
+def test_what_was_made_before_is_the_same_as_made_anew_and_the_very_object_where_nothing_changed(
+    chance: random.Random,
+) -> None:
+    """Connections that come, go and get other metrics, from round to round."""
+    before = None
+    ports = dict.fromkeys(range(6), 0)
+    graphs: dict[tuple[int, str, int], Graph] = {}
+    for _ in range(8):
+        for port in chance.sample(list(ports), 2):
+            ports[port] += 1
+        here: list[Half] = []
+        there: list[Half] = []
+        named = {}
+        for port, version in ports.items():
+            for ns, found in (("a", here), ("b", there)):
+                if chance.random() < 0.2:
+                    continue
+                ends = (f"10.0.0.5:{port}", B)
+                at = ends[0] if ns == "a" else B
+                graph = graphs.setdefault((port, ns, version), sees(*ends, at=at, ns=ns, rtt_ms=version))
+                named.update(graph.nodes)
+                found += _same_halves(graph)
+        joined = join_hosts([], {"a": here, "b": there}, named, before)
+        anew = join_hosts([], {"a": here, "b": there}, named)
+        assert (joined.edges, joined.nodes, joined.joined_to) == (anew.edges, anew.nodes, anew.joined_to)
+        if before is not None:
+            again = join_hosts([], {"a": here, "b": there}, named, joined)
+            assert all(one is other for one, other in zip(again.edges, joined.edges, strict=True))
+            assert all(one is other for one, other in zip(again.nodes, joined.nodes, strict=True))
+        before = joined
+
+
+_HALVES: dict[int, tuple[Graph, list[Half]]] = {}
+
+
+def _same_halves(graph: Graph) -> list[Half]:
+    """The very objects for the very graph, as a copy of a peer has them."""
+    return _HALVES.setdefault(id(graph), (graph, halves(graph)))[1]
+
+
 def test_work_is_linear_in_the_halves() -> None:
     """Counted, not timed: every half is keyed once."""
 

@@ -316,7 +316,7 @@ class Remote(Collector):
         named: dict[str, Entity] = {}
         for part in self._shown:
             named.update(part.lists.stand_ins)
-        self._joined = join_hosts(local, by_namespace, named)
+        self._joined = join_hosts(local, by_namespace, named, self._joined)
         ours = {half.own for half in local}
         self._between_peers, self._crossing = [], {}
         for edge in self._joined.edges:

@@ -41,6 +41,16 @@ class Half(Struct, gc=False):
         return (self.protocol, one, other) if one < other else (self.protocol, other, one)
 
 
+class _Connection(Struct, gc=False):
+    """One joined connection, what it was made of, and what it was made into."""
+
+    first: Half
+    second: Half
+    given: tuple[Entity | None, Entity | None]
+    edge: edges.ConnectTo
+    stand_ins: tuple[tuple[str, str, Entity | None], ...]
+
+
 class Joined(Struct):
     """``edges``: one ConnectTo per connection of which both sides are known. ``joined_to``: the stand-ins that it makes
     superfluous, each with the id of the real endpoint; ``nodes``: those of them whose entities were given, with that as
@@ -50,6 +60,7 @@ class Joined(Struct):
     edges: list[Edge] = field(default_factory=list)
     joined_to: dict[str, str] = field(default_factory=dict)
     ambiguous_count: int = 0
+    connections: dict[tuple[str, str, str], _Connection] = field(default_factory=dict)
 
 
 def joinable(address: str) -> bool:
@@ -82,12 +93,16 @@ def half_of(entities: Mapping[str, Entity], edge: edges.ConnectTo) -> Half | Non
 
 
 def join_hosts(
-    local: Iterable[Half], peers: Mapping[str, Iterable[Half]], named: Mapping[str, Entity] | None = None
+    local: Iterable[Half],
+    peers: Mapping[str, Iterable[Half]],
+    named: Mapping[str, Entity] | None = None,
+    before: Joined | None = None,
 ) -> Joined:
     """Join the halves of this host and of each peer (by namespace). Linear in the number of halves.
 
     The joining edge runs from the side that opened the connection; its metrics are those of the client's half where it
-    has some, else of the server's. ``named`` gives the stand-ins' entities, of which a marked copy is reported.
+    has some, else of the server's. ``named`` gives the stand-ins' entities, of which a marked copy is reported. What
+    was made ``before`` of the same halves and entities is taken again, the very objects.
     """
     first_of: dict[tuple[str, str, str], tuple[str, Half]] = {}
     second_of: dict[tuple[str, str, str], tuple[str, Half]] = {}
@@ -100,17 +115,34 @@ def join_hosts(
                 if first_of.setdefault(key, claim) is not claim and second_of.setdefault(key, claim) is not claim:
                     disputed.add(key)
     joined = Joined(ambiguous_count=len(disputed))
+    known = before.connections if before is not None else {}
+    entity_of = (named or {}).get
     for key, (other_ns, second) in second_of.items():
         ns, first = first_of[key]
         if key in disputed or ns == other_ns or first.own_address != second.far_address:
             continue
         if first.own_address == second.own_address:
             continue
-        _join(joined, first, second, named or {})
+        given = entity_of(first.far), entity_of(second.far)
+        made = known.get(key)
+        if (
+            made is None
+            or made.second is not second
+            or (made.first is not first and made.first != first)
+            or made.given[0] is not given[0]
+            or made.given[1] is not given[1]
+        ):
+            made = _connection(first, second, given)
+        joined.connections[key] = made
+        joined.edges.append(made.edge)
+        for far, real, entity in made.stand_ins:
+            joined.joined_to[far] = real
+            if entity is not None:
+                joined.nodes.append(entity)
     return joined
 
 
-def _join(joined: Joined, first: Half, second: Half, named: Mapping[str, Entity]) -> None:
+def _connection(first: Half, second: Half, given: tuple[Entity | None, Entity | None]) -> _Connection:
     known = first.opened is not None or second.opened is not None
     if first.opened is not None and second.opened is not None and first.opened == second.opened:
         known = False  # each says the other one opened it: no telling
@@ -134,12 +166,12 @@ def _join(joined: Joined, first: Half, second: Half, named: Mapping[str, Entity]
         attributes["direction"] = "guessed"
     if unknown is not None:
         unknown = {name: why for name, why in unknown.items() if name not in metrics and name not in attributes} or None
-    joined.edges.append(edges.ConnectTo(client.own, server.own, attributes, metrics or EMPTY, unknown))
-    for half, real in ((client, server), (server, client)):
-        joined.joined_to[half.far] = real.own
-        entity = named.get(half.far)
-        if entity is not None:
-            joined.nodes.append(marked(entity, real.own))
+    edge = edges.ConnectTo(client.own, server.own, attributes, metrics or EMPTY, unknown)
+    stand_ins = tuple(
+        (half.far, real.own, marked(entity, real.own) if entity is not None else None)
+        for half, real, entity in ((first, second, given[0]), (second, first, given[1]))
+    )
+    return _Connection(first, second, given, edge, stand_ins)
 
 
 def marked(entity: Entity, real: str) -> Entity:

@@ -110,7 +110,7 @@ class Connection:
         self.origin = origin
         self.sent_ns = 0
         self.idle_since_s = 0.0
-        raw = socket.create_connection((origin.host, origin.port), _left_s(deadline_s))
+        raw = _connected(origin, deadline_s)
         try:
             raw.setsockopt(*_NO_DELAY)
             if context is not None:
@@ -148,7 +148,7 @@ class Connection:
             if taken:
                 raise TooMuch("the answer took too long") from None
             raise
-        except (ConnectionResetError, BrokenPipeError):
+        except (ConnectionResetError, BrokenPipeError, ssl.SSLEOFError):
             if not taken:
                 raise Closed from None
             raise
@@ -172,6 +172,21 @@ class Connection:
     def close(self) -> None:
         """Close it. May be called twice, and by another thread to wake the one that waits."""
         self._socket.close()
+
+
+def _connected(origin: Origin, deadline_s: float) -> socket.socket:
+    """A TCP connection to the first address that answers; the deadline is for all of them together."""
+    failure: OSError = OSError(f"{origin.host} has no address")
+    for family, kind, protocol, _, address in socket.getaddrinfo(origin.host, origin.port, type=socket.SOCK_STREAM):
+        made = socket.socket(family, kind, protocol)
+        try:
+            made.settimeout(_left_s(deadline_s))
+            made.connect(address)
+            return made
+        except OSError as error:
+            made.close()
+            failure = error
+    raise failure
 
 
 def _left_s(deadline_s: float) -> float:
