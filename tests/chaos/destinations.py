@@ -35,6 +35,8 @@ class Destination(ABC):
     tells_order = True
     keeps_data = True
     """Whether what it acknowledged outlives ``kill``; one that does not is only frozen."""
+    full_every_rounds = 0
+    """Differences: how often a whole round comes in between; 0 for never."""
 
     @abstractmethod
     def sink(self) -> dict[str, Any]:
@@ -47,6 +49,10 @@ class Destination(ABC):
     @abstractmethod
     def kill(self) -> None:
         """``kill -9``."""
+
+    def end(self) -> None:
+        """Of the test: give back everything."""
+        self.kill()
 
     @property
     @abstractmethod
@@ -128,7 +134,7 @@ class Bucket(Destination):
 class Topic(Destination):
     """A Kafka broker; one partition, since the key of all rounds is the same."""
 
-    name, content = "topic", "diff"
+    name, content, full_every_rounds = "topic", "diff", 10
 
     def __init__(self, folder: Path) -> None:
         self._broker = new_broker(folder)
@@ -136,8 +142,8 @@ class Topic(Destination):
         self._made = False
 
     def sink(self) -> dict[str, Any]:
-        # Sessions and requests that fit the deadline of a delivery.
-        return {"type": "kafka", "brokers": [self._broker.address], "topic": TOPIC, "content": self.content}
+        told = {"content": self.content, "full_every_rounds": self.full_every_rounds}
+        return {"type": "kafka", "brokers": [self._broker.address], "topic": TOPIC, **told}
 
     def start(self) -> None:
         self._broker.start()
@@ -148,8 +154,8 @@ class Topic(Destination):
     def kill(self) -> None:
         self._broker.kill()
 
-    def release(self) -> None:
-        """Use it no longer."""
+    def end(self) -> None:
+        self._broker.kill()
         self._broker.release()
 
     @property

@@ -9,20 +9,15 @@ from __future__ import annotations
 
 import os
 import random
-import subprocess
-import sys
 import time
-from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
-import pytest
-from tests.chaos.destinations import SPOOLED, Arrival, Bucket, Destination, Post
+from tests.chaos.destinations import SPOOLED, Arrival, Bucket, Destination, Post, Topic
 from tests.chaos.victims import ServerVictim, SpoolBook, until
 from tests.chaos.watch import Watch, growth, lateness, stalls
-from tests.conftest import ROOT
 
 DURATION_S = float(os.environ.get("GPUFLIGHT_CHAOS_S", "20"))
 SEED = int(os.environ.get("GPUFLIGHT_CHAOS_SEED", "1"))
@@ -32,18 +27,6 @@ UNSTORED_MAX = 16
 SLACK = 4
 """Threads or descriptors that may come and go: connections to receivers and of whoever watches."""
 PEER = "peer-1"
-
-
-@pytest.fixture
-def stalled(tmp_path: Path) -> Iterator[Path]:
-    """A file with how long the machine kept others waiting."""
-    path = tmp_path / "stalls.txt"
-    meter = subprocess.Popen([sys.executable, "-m", "tests.chaos.stalls", str(path)], cwd=ROOT, stdin=subprocess.PIPE)
-    assert meter.stdin is not None
-    until(path.exists)
-    yield path
-    meter.stdin.close()
-    assert meter.wait(30) == 0
 
 
 def havoc(victims: list[Any], dice: random.Random, after_kill: dict[Any, Any], duration_s: float) -> int:
@@ -72,7 +55,7 @@ def test_whatever_dies_what_a_spool_accepted_arrives_in_order_and_no_round_waits
     with ExitStack() as stack:
         destinations = make_destinations(tmp_path)
         for destination in destinations:
-            stack.callback(destination.kill)
+            stack.callback(destination.end)
             destination.start()
         books = [SpoolBook(spool_folder / f"{one.name}.sqlite", tmp_path / f"copy-{one.name}") for one in destinations]
         remote = {"interval_s": INTERVAL_S, "backoff_max_s": 0.5, "timeout_s": 1.0}
@@ -122,7 +105,8 @@ def test_whatever_dies_what_a_spool_accepted_arrives_in_order_and_no_round_waits
 
 def make_destinations(folder: Path) -> list[Destination]:
     """One of each kind, not started yet."""
-    return [Post(folder / "post-1", SEED, "graph"), Post(folder / "post-2", SEED, "diff"), Bucket()]
+    posts = [Post(folder / f"post-{content}", SEED, content) for content in ("graph", "diff")]
+    return [*posts, Bucket(), Topic(folder / "kafka")]
 
 
 def split(key: str) -> tuple[str, int]:
@@ -155,8 +139,10 @@ def check_order(rounds: list[Arrival], destination: Destination) -> None:
     for run in of_run.values():
         numbers = [one.number for one in run]
         assert numbers == list(range(numbers[0], numbers[0] + len(numbers))), (destination.name, numbers)
-        bases = [None, *numbers[:-1]] if destination.content == "diff" else [None] * len(numbers)
-        assert [one.base for one in run] == bases, destination.name
+        for one in run:
+            whole = destination.content == "graph" or one.number == numbers[0]
+            whole = whole or bool(destination.full_every_rounds and one.number % destination.full_every_rounds == 0)
+            assert one.base == (None if whole else one.number - 1), (destination.name, one)
 
 
 def check_seen(watch: Watch, there: set[tuple[str, int]]) -> None:

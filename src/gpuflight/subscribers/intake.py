@@ -37,6 +37,8 @@ class Intake:
         self._queue = queue
         self._changed = changed
         self._rounds: deque[Round] = deque()
+        self._settled: deque[tuple[Any, str]] = deque()
+        """What is settled and still stored, with the reason for which it is kept aside."""
         self._after: int | None = None
         self._gaps = 0
         self._stop = False
@@ -69,19 +71,26 @@ class Intake:
 
     def forget_released(self) -> None:
         """Remove from the spool what the queue has settled. Without the lock."""
-        while True:
-            with self._changed:
-                if not self._queue.released:
-                    return
-                item, why = self._queue.released.pop(0)
+        with self._changed:
+            for item, why in self._queue.released:
                 if why != "sent":  # a difference to a round that never arrives says nothing
                     self._after = None
                     self._gaps += 1
-            poison = why if why in ("failed", "poison", "attempts") else ""
+                self._settled.append((item, why if why in ("failed", "poison", "attempts") else ""))
+            self._queue.released.clear()
+        while True:
+            with self._changed:
+                if not self._settled:
+                    return
+                item, poison = self._settled.popleft()
             try:
                 self.spool.remove(item, poison=poison)
-            except DeliveryError as error:  # it stays stored and is sent again by a later process: at least once
+            except DeliveryError as error:
+                # Tried again with the next one. At the end it stays stored, and a later process sends it again.
+                with self._changed:
+                    self._settled.appendleft((item, poison))
                 self._note(error)
+                return
 
     def _run(self) -> None:
         if not self._open():

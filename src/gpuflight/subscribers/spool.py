@@ -3,6 +3,9 @@
 Write-ahead log and a full sync per append: what ``append`` returned from survives ``kill -9`` and a power cut. The file
 is locked while it is open, so that two processes never deliver from one spool. A file that is damaged is moved aside
 and a new one begun; starting never fails over what an earlier process left.
+
+Forgetting a round takes room on the disk too, until the log is written back. So ``append`` never takes the last of it:
+a disk that this spool has filled is one that delivering empties again.
 """
 
 from __future__ import annotations
@@ -22,6 +25,9 @@ from gpuflight.subscribers.base import Parcel
 
 POISON_KEPT_COUNT = 16
 """Rounds that could not be delivered are kept for inspection, the last so many of them."""
+
+RESERVE_BYTES = 64 * 1024
+"""Room on the disk that is left for forgetting."""
 
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS parcel (
@@ -69,12 +75,15 @@ class Spool:
                 raise self._problem(again) from again
 
     def append(self, parcel: Parcel) -> int:
-        """Store a parcel; returns its id, which is larger than every one before."""
+        """Store a parcel; returns its id, which is larger than every one before. Raises DeliveryError also if the disk
+        would be left without room to forget what it holds."""
         sql = "INSERT INTO parcel (number, time_ns, base, key, data) VALUES (?, ?, ?, ?, ?)"
         values = (parcel.number, parcel.time_ns, parcel.base, parcel.key, parcel.data)
         with self._lock:
             try:
-                return int(self._open().execute(sql, values).lastrowid or 0)
+                connection = self._open()
+                self._keep_room(connection, len(parcel.data))
+                return int(connection.execute(sql, values).lastrowid or 0)
             except sqlite3.Error as error:
                 raise self._problem(error) from error
 
@@ -95,24 +104,11 @@ class Spool:
         with self._lock:
             try:
                 connection = self._open()
-                connection.execute("BEGIN IMMEDIATE")
                 try:
-                    if poison:
-                        connection.execute(
-                            "INSERT OR REPLACE INTO poison SELECT id, ?, number, time_ns, base, key, data FROM parcel"
-                            " WHERE id = ?",
-                            (poison, parcel_id),
-                        )
-                        connection.execute(
-                            "DELETE FROM poison WHERE id NOT IN (SELECT id FROM poison ORDER BY id DESC LIMIT ?)",
-                            (POISON_KEPT_COUNT,),
-                        )
-                    connection.execute("DELETE FROM parcel WHERE id = ?", (parcel_id,))
-                    connection.execute("COMMIT")
-                except BaseException:
-                    if connection.in_transaction:
-                        connection.execute("ROLLBACK")
-                    raise
+                    _forget(connection, parcel_id, poison)
+                except sqlite3.OperationalError:
+                    _write_back(connection)  # a full log is a reason that this removes
+                    _forget(connection, parcel_id, poison)
             except sqlite3.Error as error:
                 raise self._problem(error) from error
 
@@ -142,6 +138,35 @@ class Spool:
             except OSError as error:
                 raise DeliveryError(f"spool {self.path}: {error.strerror}", retryable=False) from error
 
+    def _keep_room(self, connection: sqlite3.Connection, size_bytes: int) -> None:
+        # What is added goes into the log first and into the file later: both have to find room beside each other.
+        if self._free_bytes() >= self._log_bytes() + 2 * size_bytes + RESERVE_BYTES:
+            return
+        _write_back(connection)
+        while True:
+            (unused_pages,) = connection.execute("PRAGMA freelist_count").fetchone()
+            (page_bytes,) = connection.execute("PRAGMA page_size").fetchone()
+            growth_bytes = max(0, size_bytes - unused_pages * page_bytes)
+            if self._free_bytes() >= size_bytes + growth_bytes + RESERVE_BYTES:
+                return
+            if not unused_pages:
+                raise DeliveryError(f"spool {self.path}: disk is full", retryable=True)
+            # The file keeps what was in use once; the disk has more need of it now.
+            connection.execute(f"PRAGMA incremental_vacuum({RESERVE_BYTES // (4 * page_bytes)})").fetchall()
+            _write_back(connection)
+            if connection.execute("PRAGMA freelist_count").fetchone()[0] >= unused_pages:
+                raise DeliveryError(f"spool {self.path}: disk is full", retryable=True)
+
+    def _free_bytes(self) -> int:
+        disk = os.statvfs(os.path.dirname(self.path))
+        return disk.f_frsize * (disk.f_bavail if os.geteuid() else disk.f_bfree)
+
+    def _log_bytes(self) -> int:
+        try:
+            return os.stat(self.path + "-wal").st_size
+        except OSError:
+            return 0
+
     def _rows(self, sql: str) -> Iterator[tuple[Any, ...]]:
         with self._lock:
             try:
@@ -158,9 +183,12 @@ class Spool:
         connection = sqlite3.connect(self.path, timeout=1.0, isolation_level=None, check_same_thread=False)
         try:
             connection.execute("PRAGMA locking_mode = EXCLUSIVE")
+            connection.execute("PRAGMA auto_vacuum = INCREMENTAL")  # before anything is in the file
             connection.execute("PRAGMA journal_mode = WAL")
             connection.execute("PRAGMA synchronous = FULL")
             connection.execute("PRAGMA journal_size_limit = 4194304")
+            # Debian's SQLite overwrites what it deletes: as much again to write, and room that a full disk has not.
+            connection.execute("PRAGMA secure_delete = OFF")
             connection.executescript(_SCHEMA)
             connection.execute("BEGIN IMMEDIATE")  # takes the lock that is then kept
             connection.execute("COMMIT")
@@ -186,6 +214,31 @@ class Spool:
     def _problem(self, error: sqlite3.Error) -> DeliveryError:
         text = "another process has it" if "locked" in str(error) else str(error)
         return DeliveryError(f"spool {self.path}: {text}", retryable=isinstance(error, sqlite3.OperationalError))
+
+
+def _forget(connection: sqlite3.Connection, parcel_id: int, poison: str) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        if poison:
+            connection.execute(
+                "INSERT OR REPLACE INTO poison SELECT id, ?, number, time_ns, base, key, data FROM parcel WHERE id = ?",
+                (poison, parcel_id),
+            )
+            connection.execute(
+                "DELETE FROM poison WHERE id NOT IN (SELECT id FROM poison ORDER BY id DESC LIMIT ?)",
+                (POISON_KEPT_COUNT,),
+            )
+        connection.execute("DELETE FROM parcel WHERE id = ?", (parcel_id,))
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            connection.execute("ROLLBACK")
+        raise
+
+
+def _write_back(connection: sqlite3.Connection) -> None:
+    """The log into the file; then it takes no room any more."""
+    connection.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
 
 
 def state_folder() -> str:
