@@ -192,6 +192,14 @@ def test_the_key_is_the_host_name_unless_said_otherwise(
     assert message.key().decode() == os.uname().nodename
 
 
+def test_several_rounds_at_once(kafka_broker: Broker, topic: str, make_sink: Callable[..., Kafka]) -> None:
+    rounds = make_rounds(50)
+    sink = make_sink()
+    assert sink.send_batch([sink.pack(completed, None) for completed in rounds]) == 50
+    found, _ = assembled(kafka_broker.messages(topic))
+    assert [one.number for one in found] == list(range(1, 51))
+
+
 # --- who may ---
 
 

@@ -262,6 +262,23 @@ def test_tries_may_be_limited() -> None:
     assert queue.statistics().dropped_by == {"attempts": 1}
 
 
+def test_several_may_be_taken_at_once_and_those_that_did_not_arrive_are_next() -> None:
+    queue: DeliveryQueue[int] = DeliveryQueue(policy="spool", max_items=40, backoff=steady())
+    for item in range(1, 21):
+        queue.receive(0.0)
+        queue.stored(item, 1)
+    assert [queue.take(0.0), *queue.take_more(100, 100)] == list(range(1, 11)), "at most a quarter of the queue"
+    queue.delivered(7)
+    assert [queue.take(0.0), *queue.take_more(3, 100)] == [8, 9, 10]
+    queue.failed("no", 0.0, retryable=False)
+    assert [queue.take(0.0), *queue.take_more(3, 2)] == [9, 10]
+    queue.failed("no", 0.0, retryable=True)
+    assert queue.take(0.0) is None
+    assert [queue.take(BACKOFF_FIRST_S), *queue.take_more(2, 100)] == [9, 10]
+    queue.delivered(2)
+    assert queue.statistics().sent == 9 and queue.statistics().dropped_by == {"failed": 1}
+
+
 class Conservation(RuleBasedStateMachine):
     """received = sent + dropped + queued, whatever happens; nothing is delivered out of order, nothing that was settled
     is ever delivered again, and of what is stored exactly the released has to be forgotten."""
@@ -271,10 +288,12 @@ class Conservation(RuleBasedStateMachine):
         interval_s=st.sampled_from([0.0, 3.0]),
         max_attempts=st.sampled_from([0, 2]),
         recovered=st.integers(0, 3),
+        scale=st.sampled_from([1, 5]),
     )
-    def begin(self, policy: Any, interval_s: float, max_attempts: int, recovered: int) -> None:
+    def begin(self, policy: Any, interval_s: float, max_attempts: int, recovered: int, scale: int) -> None:
+        self.max_items, self.max_bytes = 4 * scale, 100 * scale
         self.queue: DeliveryQueue[int] = DeliveryQueue(
-            interval_s, policy=policy, max_items=4, max_bytes=100, max_attempts=max_attempts
+            interval_s, policy=policy, max_items=self.max_items, max_bytes=self.max_bytes, max_attempts=max_attempts
         )
         self.policy = policy
         self.now_s = 0.0
@@ -283,7 +302,7 @@ class Conservation(RuleBasedStateMachine):
         self.on_disk: set[int] = set()
         self.last_id = 0
         self.settled: list[int] = []
-        self.taken: int | None = None
+        self.taken: list[int] = []
         for _ in range(self.recovered):
             self.last_id += 1
             self.queue.recover(self.last_id, 10, 0.0)
@@ -313,43 +332,46 @@ class Conservation(RuleBasedStateMachine):
         else:
             self.queue.lost("spool")
 
-    @rule(hurry=st.booleans())
-    def take(self, hurry: bool) -> None:
+    @rule(hurry=st.booleans(), more=st.integers(0, 8), more_bytes=st.integers(0, 200))
+    def take(self, hurry: bool, more: int = 0, more_bytes: int = 0) -> None:
         due = self.queue.due_in_s(self.now_s, hurry=hurry) == 0.0
         item = self.queue.take(self.now_s, hurry=hurry)
         assert (item is not None) == due
         if item is not None:
-            assert self.taken is None
-            assert item not in self.settled
-            self.taken = item
+            assert not self.taken
+            with_it = self.queue.take_more(more, more_bytes)
+            assert len(with_it) <= max(0, min(more, self.max_items // 4) - 1)
+            self.taken = [item, *with_it]
+            assert self.taken == sorted(self.taken)
+            assert not set(self.taken) & set(self.settled)
 
-    @precondition(lambda self: self.taken is not None)
-    @rule()
-    def delivered(self) -> None:
+    @precondition(lambda self: self.taken)
+    @rule(data=st.data())
+    def delivered(self, data: st.DataObject) -> None:
+        count = data.draw(st.integers(1, len(self.taken)))
         before = self.queue.statistics().sent
-        self.queue.delivered()
-        assert self.queue.statistics().sent == before + 1
-        assert self.taken is not None
-        assert not self.settled or self.taken > max(self.settled), "out of order"
-        self.settled.append(self.taken)
-        self.taken = None
+        self.queue.delivered(count)
+        assert self.queue.statistics().sent == before + count
+        assert not self.settled or self.taken[0] > max(self.settled), "out of order"
+        self.settled += self.taken[:count]
+        self.taken = []
 
-    @precondition(lambda self: self.taken is not None)
+    @precondition(lambda self: self.taken)
     @rule(retryable=st.booleans(), blames=st.booleans(), retry_after_s=st.none() | st.floats(0, 1e6))
     def failed(self, retryable: bool, blames: bool, retry_after_s: float | None) -> None:
         self.queue.failed("no", self.now_s, retryable=retryable, blames_item=blames, retry_after_s=retry_after_s)
-        self.taken = None
+        self.taken = []
 
-    @precondition(lambda self: self.taken is None)
+    @precondition(lambda self: not self.taken)
     @rule(times=st.integers(1, 8))
     def receiver_blames(self, times: int) -> None:
         """Enough in a row to make an item a suspect."""
         for _ in range(times):
             self.now_s += BACKOFF_MAX_S
             self.take(True)
-            if self.taken is not None:
+            if self.taken:
                 self.queue.failed("500", self.now_s, retryable=True, blames_item=True)
-                self.taken = None
+                self.taken = []
 
     @rule()
     def pause(self) -> None:
@@ -368,11 +390,11 @@ class Conservation(RuleBasedStateMachine):
     @rule()
     def abandon(self) -> None:
         self.queue.abandon()
-        if self.taken is not None:
+        if self.taken:
             sent = self.queue.statistics().sent
-            self.queue.delivered()  # it comes back after all
+            self.queue.delivered(len(self.taken))  # it comes back after all
             assert self.queue.statistics().sent == sent
-            self.taken = None
+            self.taken = []
 
     @invariant()
     def conserved(self) -> None:
@@ -385,8 +407,8 @@ class Conservation(RuleBasedStateMachine):
         if self.policy == "latest":
             assert statistics.queued <= 2
         elif self.policy == "block":
-            assert statistics.queued <= 4
-            assert statistics.queued_bytes <= 100 or statistics.queued == 1
+            assert statistics.queued <= self.max_items
+            assert statistics.queued_bytes <= self.max_bytes or statistics.queued == 1
         if self.policy == "spool" and not self.queue.closed:
             stored = statistics.queued - self.unstored
             assert stored == len(self.on_disk) - len(self.queue.released)

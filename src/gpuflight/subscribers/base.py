@@ -178,6 +178,8 @@ class PackedSubscriber(Subscriber):
     """A subscriber whose rounds can wait as bytes."""
 
     settings_class: ClassVar[type[Any] | None] = PackedSettings
+    batch_items: ClassVar[int] = 1
+    """How many rounds ``send_batch`` takes at once when they wait on disk; 1 if each is sent for itself."""
 
     def __init__(self, settings: Any = None) -> None:
         super().__init__(settings)
@@ -191,6 +193,12 @@ class PackedSubscriber(Subscriber):
     @abstractmethod
     def send(self, packed: Parcel) -> None:
         """Hand over one round. Raises DeliveryError."""
+
+    def send_batch(self, batch: list[Parcel]) -> int:
+        """Hand over several rounds, in order, and return how many of the first have arrived: at least one. Those after
+        them are handed over again. Raises DeliveryError if the first has not."""
+        self.send(batch[0])
+        return 1
 
     def deliver(self, completed: Round) -> None:
         """Pack and send."""

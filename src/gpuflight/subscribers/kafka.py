@@ -59,6 +59,7 @@ class Kafka(PackedSubscriber):
     """Publishes rounds to a Kafka topic."""
 
     settings_class = KafkaSettings
+    batch_items = 250
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
@@ -95,27 +96,33 @@ class Kafka(PackedSubscriber):
 
     def send(self, packed: Parcel) -> None:
         """Returns when the brokers have acknowledged every part of the round, so that there is nothing to flush."""
-        self._send(packed)
+        self._send([packed])
+
+    def send_batch(self, batch: list[Parcel]) -> int:
+        return self._send(batch)
 
     def trial(self, completed: Round) -> None:
         """Sends the round with the header ``gpuflight-trial``, which readers pass over."""
-        self._send(self.pack(completed, None), trial=True)
+        self._send([self.pack(completed, None)], trial=True)
 
     def close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
             client.close()
 
-    def _send(self, packed: Parcel, *, trial: bool = False) -> None:
+    def _send(self, batch: list[Parcel], *, trial: bool = False) -> int:
         client = self._client
         if client is None:
             raise DeliveryError("not started", retryable=False)
         deadline_s = time.monotonic() + float(self.settings.deliver_deadline_s)
         while True:
-            messages = self._cut(packed, client.limit_bytes, trial)
+            rounds = [self._cut(batch[0], client.limit_bytes, trial)]
             try:
-                client.deliver(messages, deadline_s - time.monotonic())
-                return
+                rounds += [self._cut(packed, client.limit_bytes, trial) for packed in batch[1:]]
+            except DeliveryError:
+                pass  # told when it is the first
+            try:
+                return client.deliver(rounds, deadline_s - time.monotonic())
             except MessageTooLarge:
                 # The topic takes less than it did, or than anyone told: smaller parts may pass.
                 if not client.shrink() or time.monotonic() >= deadline_s:

@@ -39,18 +39,29 @@ MESSAGE_BYTES_MIN = 2000
 
 
 class _Flight:
-    """The messages of one delivery that are on their way."""
+    """Messages that are on their way, of one or more rounds. ``pending[n]`` counts those of round n."""
 
-    def __init__(self) -> None:
-        self.pending = 0
+    def __init__(self, rounds: int) -> None:
+        self.pending = [0] * rounds
+        self.under_way = 0
         self.error: Any = None
 
-    def report(self, error: Any, _message: Any) -> None:
-        """The delivery report of one of them."""
-        self.pending -= 1
-        # The first error is the cause; those after it may be consequences, such as being purged.
-        if error is not None and self.error is None:
-            self.error = error
+    def reporter(self, index: int) -> Callable[[Any, Any], None]:
+        """Takes the delivery reports of one round."""
+
+        def report(error: Any, _message: Any) -> None:
+            self.under_way -= 1
+            if error is None:
+                self.pending[index] -= 1
+            elif self.error is None:  # the first is the cause; those after it may be consequences
+                self.error = error
+
+        return report
+
+    @property
+    def arrived(self) -> int:
+        """How many of the first rounds have arrived whole."""
+        return next((index for index, left in enumerate(self.pending) if left), len(self.pending))
 
 
 class KafkaClient:
@@ -96,34 +107,34 @@ class KafkaClient:
         self._learn(timeout_s)
         self._producer = self._new_producer()
 
-    def deliver(self, messages: Sequence[Message], timeout_s: float) -> None:
-        """Send messages, in order, and wait until the brokers have acknowledged them all. Raises DeliveryError; then
-        some may have arrived, and none is under way any more."""
+    def deliver(self, rounds: Sequence[Sequence[Message]], timeout_s: float) -> int:
+        """Send the messages of one or more rounds, in order, and wait until the brokers have acknowledged them. Returns
+        how many of the first rounds have arrived, at least one; raises DeliveryError if the first has not. Then no
+        message is under way any more, and a later try cannot be overtaken by this one."""
         deadline_s = time.monotonic() + timeout_s
         self._recheck()
         if self._producer is None:
             self._producer = self._new_producer()
         self._reasons.clear()
-        flight = _Flight()
-        for message in messages:
-            self._produce(message, flight, deadline_s)
-            if flight.error is not None or time.monotonic() >= deadline_s:
-                break
-        else:
-            self._await(flight, deadline_s)
-        late = flight.pending > 0 and flight.error is None
+        flight = _Flight(len(rounds))
+        for index, messages in enumerate(rounds):
+            flight.pending[index] = len(messages)
+        self._produce(rounds, flight, deadline_s)
+        self._await(flight, deadline_s)
+        late = flight.under_way > 0 and flight.error is None
         fatal = self._reasons.fatal or (flight.error is not None and flight.error.fatal())
         stale = flight.error is not None and flight.error.name() in UNKNOWN_TOPIC  # kept for minutes otherwise
-        if flight.pending or fatal or stale:
+        if flight.under_way or fatal or stale:
             # What is still under way must not overtake a later try; and a producer whose sequence of messages has a
             # hole, or that does not answer, is of no use any longer.
             self._purge(flight)
             self._discard()
-        if late:
-            text = self._reasons.text or f"no acknowledgement within {timeout_s:g} s"
-            raise DeliveryError(f"kafka {self.where}: {text}", retryable=True)
-        if flight.error is not None:
+        if flight.arrived:
+            return flight.arrived
+        if flight.error is not None and not late:
             raise self._problem(flight.error)
+        text = self._reasons.text or f"no acknowledgement within {timeout_s:g} s"
+        raise DeliveryError(f"kafka {self.where}: {text}", retryable=True)
 
     def shrink(self) -> bool:
         """After a message was too large: learn what the broker takes, or guess; whether that is less than before."""
@@ -148,32 +159,33 @@ class KafkaClient:
 
     # --- messages ---
 
-    def _produce(self, message: Message, flight: _Flight, deadline_s: float) -> None:
+    def _produce(self, rounds: Sequence[Sequence[Message]], flight: _Flight, deadline_s: float) -> None:
         from confluent_kafka import KafkaException
 
-        while True:
-            flight.pending += 1
-            try:
-                self._producer.produce(
-                    self._connection.topic,
-                    value=message.value,
-                    key=message.key,
-                    headers=message.headers,
-                    on_delivery=flight.report,
-                )
-                return
-            except BufferError:  # its own queue is full: those ahead have to go first
-                flight.pending -= 1
-                if time.monotonic() >= deadline_s or flight.error is not None:
+        producer, topic = self._producer, self._connection.topic
+        for index, messages in enumerate(rounds):
+            report = flight.reporter(index)
+            for message in messages:
+                while True:
+                    flight.under_way += 1
+                    try:
+                        producer.produce(topic, message.value, message.key, headers=message.headers, on_delivery=report)
+                        break
+                    except BufferError:  # its own queue is full: those ahead have to go first
+                        flight.under_way -= 1
+                        if time.monotonic() >= deadline_s:
+                            return
+                        producer.poll(0.05)
+                    except KafkaException as error:
+                        flight.under_way -= 1
+                        flight.error = flight.error or error.args[0]
+                        break
+                if flight.error is not None:
                     return
-                self._producer.poll(0.05)
-            except KafkaException as error:
-                flight.pending -= 1
-                flight.error = error.args[0]
-                return
+            producer.poll(0)
 
     def _await(self, flight: _Flight, deadline_s: float) -> None:
-        while flight.pending and flight.error is None:
+        while flight.under_way and flight.error is None:
             left_s = deadline_s - time.monotonic()
             if left_s <= 0:
                 return
@@ -183,7 +195,7 @@ class KafkaClient:
         """Take back what is still under way."""
         self._producer.purge()
         deadline_s = time.monotonic() + 2.0
-        while flight.pending and time.monotonic() < deadline_s:
+        while flight.under_way and time.monotonic() < deadline_s:
             self._producer.poll(0.05)
 
     # --- the cluster ---
@@ -286,9 +298,9 @@ class KafkaClient:
     def _new_producer(self) -> Any:
         from confluent_kafka import Producer
 
-        # librdkafka gives up first, with the reason of each message, then we do.
+        # librdkafka is not to give up before we do: it does so message by message, and one could arrive without the one
+        # before it.
         timeout_ms = int(self._deadline_s * 1000)
-        timeout_ms = max(100, timeout_ms // 2, timeout_ms - 2000)
         config = {
             "partitioner": "murmur2_random",  # as the Java clients choose
             "linger.ms": 0,  # parts of a round come all at once; there is nothing to wait for
@@ -298,7 +310,7 @@ class KafkaClient:
             "compression.type": self._compression,
             # Also the limit of a batch, which is what a broker compares with its own.
             "message.max.bytes": self.limit_bytes,
-            "message.timeout.ms": timeout_ms,
+            "message.timeout.ms": 2 * timeout_ms + 10_000,
             # How long a topic may be unknown, such as one that is just being made.
             "topic.metadata.propagation.max.ms": min(10_000, timeout_ms // 2),
         }

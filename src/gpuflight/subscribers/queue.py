@@ -92,7 +92,7 @@ class DeliveryQueue(Generic[Item]):
         """Policy ``spool``: what was settled and is still stored, with ``sent`` or why it was dropped."""
         self._backoff = backoff or Backoff()
         self._waiting: deque[_Entry[Item]] = deque()
-        self._in_delivery: _Entry[Item] | None = None
+        self._in_delivery: list[_Entry[Item]] = []
         self._suspect: _Entry[Item] | None = None
         self._probing = False
         self._unstored: deque[float] = deque()  # when each item that is not stored yet was received
@@ -172,7 +172,7 @@ class DeliveryQueue(Generic[Item]):
 
         ``hurry`` does not wait for the interval, only for the pause before a retry.
         """
-        if not self._waiting or self._in_delivery is not None or self.paused:
+        if not self._waiting or self._in_delivery or self.paused:
             return math.inf
         held_s = self._not_before_s if self.policy == "latest" and not hurry else -math.inf
         return max(0.0, max(held_s, self._retry_at_s) - now_s)
@@ -188,17 +188,34 @@ class DeliveryQueue(Generic[Item]):
             del self._waiting[1]
         else:
             entry = self._waiting.popleft()
-        self._in_delivery = entry
+        self._in_delivery = [entry]
         self._not_before_s = now_s + self.interval_s
         return entry.item
 
-    def delivered(self) -> None:
-        """The item taken has arrived."""
-        entry, self._in_delivery = self._in_delivery, None
-        if entry is None:  # given up meanwhile
+    def take_more(self, max_items: int, max_bytes: int) -> list[Item]:
+        """Further items to deliver together with the one just taken, in order: at most a quarter of what the queue may
+        hold, so that what it drops for want of room is still among the oldest."""
+        if self.policy == "latest" or self._probing or self._suspect is not None or not self._in_delivery:
+            return []
+        max_items = min(max_items, self.max_items // 4)
+        left_bytes = min(max_bytes, self.max_bytes // 4) - self._in_delivery[0].size_bytes
+        more: list[Item] = []
+        while self._waiting and len(self._in_delivery) < max_items and self._waiting[0].size_bytes <= left_bytes:
+            entry = self._waiting.popleft()
+            left_bytes -= entry.size_bytes
+            self._in_delivery.append(entry)
+            more.append(entry.item)
+        return more
+
+    def delivered(self, count: int = 1) -> None:
+        """The first ``count`` (at least one) of the items taken have arrived. The others wait again."""
+        taken, self._in_delivery = self._in_delivery, []
+        if not taken:  # given up meanwhile
             return
-        self._statistics.sent += 1
-        self._release(entry, "sent")
+        for entry in taken[:count]:
+            self._statistics.sent += 1
+            self._release(entry, "sent")
+        self._put_back(taken[count:])
         if self._probing and self._waiting and self._waiting[0] is self._suspect:
             self._give_up(self._waiting.popleft(), "poison")
         self._suspect, self._probing = None, False
@@ -214,11 +231,14 @@ class DeliveryQueue(Generic[Item]):
         retry_after_s: float | None = None,
         blames_item: bool = False,
     ) -> None:
-        """The item taken did not arrive. If it may later, it waits again, unless a newer one does already."""
-        entry, self._in_delivery = self._in_delivery, None
+        """The first item taken did not arrive. If it may later, it waits again, unless a newer one does already. Those
+        taken with it wait again in any case."""
+        taken, self._in_delivery = self._in_delivery, []
         self.note_error(error)
-        if entry is None:
+        if not taken:
             return
+        entry = taken[0]
+        self._put_back(taken[1:])
         probing, self._probing = self._probing, False
         suspect, self._suspect = self._suspect, None
         if suspect is not None:
@@ -261,14 +281,10 @@ class DeliveryQueue(Generic[Item]):
             self._give_up(self._waiting.popleft(), "closed")
 
     def abandon(self) -> None:
-        """Give up the item in delivery as well: whoever had it does not answer. A stored one waits again, on disk."""
+        """Give up what is in delivery as well: whoever has it does not answer. What is stored waits again, on disk."""
         self.close()
-        entry, self._in_delivery = self._in_delivery, None
-        if entry is not None:
-            if self.policy == "spool":
-                self._waiting.appendleft(entry)
-            else:
-                self._give_up(entry, "closed")
+        taken, self._in_delivery = self._in_delivery, []
+        self._put_back(taken)
 
     @property
     def last_error(self) -> str:
@@ -278,11 +294,11 @@ class DeliveryQueue(Generic[Item]):
     @property
     def idle(self) -> bool:
         """Nothing waits, nothing is in delivery, nothing is to be stored."""
-        return not self._waiting and self._in_delivery is None and not self._unstored
+        return not self._waiting and not self._in_delivery and not self._unstored
 
     def statistics(self, now_s: float | None = None) -> DeliveryStatistics:
         """A copy of the counts as they stand; with the lag if the time is given."""
-        oldest = [entry.offered_s for entry in (self._in_delivery, *list(self._waiting)[:1]) if entry is not None]
+        oldest = [entry.offered_s for entry in (*self._in_delivery[:1], *list(self._waiting)[:1])]
         oldest += list(self._unstored)[:1]
         return replace(
             self._statistics,
@@ -293,11 +309,18 @@ class DeliveryQueue(Generic[Item]):
         )
 
     def _count(self) -> int:
-        return len(self._waiting) + (self._in_delivery is not None)
+        return len(self._waiting) + len(self._in_delivery)
 
     def _append(self, entry: _Entry[Item]) -> None:
         self._waiting.append(entry)
         self._bytes += entry.size_bytes
+
+    def _put_back(self, entries: list[_Entry[Item]]) -> None:
+        if self.closed and self.policy != "spool":
+            for entry in entries:
+                self._give_up(entry, "closed")
+        else:
+            self._waiting.extendleft(reversed(entries))
 
     def _give_up(self, entry: _Entry[Item], reason: str) -> None:
         self._drop(reason)

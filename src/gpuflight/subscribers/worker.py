@@ -32,6 +32,10 @@ DELIVERING_SHARE = 0.8
 """Of the time to close, for delivering what waits; the rest is for flushing and closing."""
 
 
+BATCH_BYTES = 16 * 1024 * 1024
+"""What is read from a spool at once, to be sent together."""
+
+
 class SubscriberStatus(Struct, kw_only=True):
     """How one subscriber does. *stuck*: its call into the receiver has passed its deadline."""
 
@@ -243,10 +247,10 @@ class Worker:
     def _deliver_until_closed(self) -> None:
         while True:
             with self._changed:
-                item = self._next()
+                items = self._next()
                 flush_wanted, closing = self._flush_wanted, self._closing_s is not None
-            if item is not None:
-                self._deliver(item)
+            if items:
+                self._deliver(items)
                 continue
             self._call("flush", self._flush)
             with self._changed:
@@ -255,31 +259,38 @@ class Worker:
             if closing:
                 return
 
-    def _next(self) -> Any:
-        """The next item that is due; None when it is time to flush (all delivered, or no time left) or to end."""
+    def _next(self) -> list[Any]:
+        """The next item that is due, and those that may go with it; none when it is time to flush (all delivered, or no
+        time left) or to end."""
         while True:
             now_s = time.monotonic()
             asked = self._flush_wanted > self._flush_done
             hurry = asked and now_s < self._hurry_until_s
             item = self._queue.take(now_s, hurry=hurry)
             if item is not None:
-                return item
+                return [item, *self._with_it()]
             settled = (self._queue.idle and self._intake_ready()) or self._queue.paused
             if asked and (settled or not hurry):
-                return None
+                return []
             wait_s = self._queue.due_in_s(now_s, hurry=hurry)
             if hurry:
                 wait_s = min(wait_s, self._hurry_until_s - now_s)
             self._changed.wait(None if wait_s > threading.TIMEOUT_MAX else wait_s)
 
+    def _with_it(self) -> list[Any]:
+        if self._intake is None or self._intake.subscriber.batch_items <= 1:
+            return []
+        return self._queue.take_more(self._intake.subscriber.batch_items, BATCH_BYTES)
+
     def _flush(self) -> None:
         self.subscriber.flush(self._hurry_until_s)
 
-    def _deliver(self, item: Any) -> None:
-        error = self._call("deliver", lambda: self._hand_over(item))
+    def _deliver(self, items: list[Any]) -> None:
+        arrived: list[int] = []
+        error = self._call("deliver", lambda: arrived.append(self._hand_over(items)))
         with self._changed:
             if error is None:
-                self._queue.delivered()
+                self._queue.delivered(*arrived)
             else:
                 self._queue.failed(
                     str(error),
@@ -294,11 +305,24 @@ class Worker:
         if self._intake is not None:
             self._intake.forget_released()
 
-    def _hand_over(self, item: Any) -> None:
-        if self._intake is not None:
-            self._intake.subscriber.send(self._intake.spool.read(item))
-        else:
-            self.subscriber.deliver(item)
+    def _hand_over(self, items: list[Any]) -> int:
+        """How many of the first have arrived."""
+        if self._intake is None:
+            self.subscriber.deliver(items[0])
+            return 1
+        parcels = [self._intake.spool.read(items[0])]
+        for item in items[1:]:
+            try:
+                parcels.append(self._intake.spool.read(item))
+            except DeliveryError:
+                break  # told when it is its turn
+        if len(parcels) == 1:
+            self._intake.subscriber.send(parcels[0])
+            return 1
+        arrived = self._intake.subscriber.send_batch(parcels)
+        if not 0 < arrived <= len(parcels):
+            raise DeliveryError(f"{arrived} of {len(parcels)} rounds arrived, it says", retryable=True)
+        return arrived
 
     def _call(self, what: str, function: Callable[[], None]) -> DeliveryError | None:
         """Call into the subscriber; whatever it raises comes back as a DeliveryError and is logged once per text."""
