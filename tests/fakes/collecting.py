@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.fakes.machine import FakeMachine
-from tests.fakes.machine_answers import PEER_URL, TRAINER
+from tests.fakes.machine_answers import DATABASE_URI, PEER_URL, TRAINER
 
 from gpuflight.collectors.base import Collector
 from gpuflight.errors import SourceUnavailable
@@ -23,6 +23,7 @@ from gpuflight.sources.world import World
 COLLECTORS = plugins(Collector)
 OPTIONS: dict[str, dict[str, Any]] = {
     "static": {"pids": [TRAINER, 99_999]},
+    "fleet": {"uri": DATABASE_URI},
     "remote": {"peers": [{"url": PEER_URL, "name": "web-1"}]},
 }
 """Settings without which a collector has nothing to do."""

@@ -26,6 +26,7 @@ from gpuflight.sources.clock import ManualClock
 from gpuflight.sources.fs import Stat, StatVfs
 from gpuflight.sources.http import Http
 from gpuflight.sources.ipc import Ipc
+from gpuflight.sources.mongodb import Mongo
 from gpuflight.sources.netlink import Netlink
 from gpuflight.sources.nvml import Nvml
 from gpuflight.sources.procfs import ProcFs
@@ -100,6 +101,7 @@ class FakeMachine:
             clock=self.clock,
             tape=self.tape,
             http=Http(self.tape),
+            mongo=Mongo(self.tape),
         )
         self.number = 0
 

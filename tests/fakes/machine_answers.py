@@ -11,9 +11,11 @@ import msgspec
 from tests.fakes.nvml import NoCompiler, fake_nvml
 from tests.fakes.sockets import address_message, inet_message, tcp_info, unix_message
 
+from gpuflight.collectors.fleet import Seen
 from gpuflight.errors import SourceUnavailable
 from gpuflight.graph import Graph, edges, nodes
 from gpuflight.graph.codec import encode_graph, time_text
+from gpuflight.round_documents import Head
 from gpuflight.sources.clock import ManualClock
 from gpuflight.sources.http import Answer
 from gpuflight.sources.nvml import Nvml, NvmlSnapshot
@@ -21,6 +23,7 @@ from gpuflight.sources.recording import Tape
 
 OWN_NETNS, POD_NETNS = 4026531840, 4026532001
 PEER_URL = "http://web-1:9477"
+DATABASE_URI = "mongodb://reader:secret@db-1"
 TRAINER, RANK, SERVER, WORKER = 4101, 4102, 300, 301
 _NPU = """\
 | npu-smi 25.5.2                   Version: 25.5.2                                               |
@@ -62,6 +65,7 @@ def answers(clock: ManualClock) -> dict[tuple[str, str], bytes | Callable[[], by
         ("ipc", "sem_pids 11"): msgspec.msgpack.encode([SERVER, WORKER]),
         **_netlink(),
         **_peer(clock),
+        **_database(clock),
     }
     snapshot = nvml_snapshot()
     if snapshot is not None:
@@ -94,6 +98,21 @@ def _peer(clock: ManualClock) -> dict[tuple[str, str], bytes | Callable[[], byte
     env = {"hostname": "web-1", "machine_id": "m-web-1", "boot_id": "b-web-1"}
     body = encode_graph(graph, round=5, time=time_text(clock.wall_ns()), env=env)
     return {("http", PEER_URL): head, ("http", PEER_URL + " body"): body}
+
+
+def _database(clock: ManualClock) -> dict[tuple[str, str], bytes | Callable[[], bytes]]:
+    """A database with one more host."""
+
+    def heads() -> bytes:
+        now_ns = clock.wall_ns()
+        head = Head(namespace="db-host", seq=3, complete_seq=3, instance="i", round=3, written_ns=now_ns - 10**9)
+        return msgspec.msgpack.encode(Seen([head], read_ns=now_ns))
+
+    process = nodes.Process(pid=TRAINER, start=1000 + TRAINER, ns="db-host", attributes={"name": "train"})
+    host = nodes.Host(hostname="db-host", ns="db-host", metrics={"cpus_count": 8})
+    graph = Graph([host, process], [edges.Host(host.id, process.id)])
+    where = "mongodb://db-1:27017/gpuflight"
+    return {("mongodb", where): heads, ("mongodb", f"{where} db-host"): encode_graph(graph)}
 
 
 @functools.cache

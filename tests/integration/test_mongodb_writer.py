@@ -201,6 +201,27 @@ def test_indexes_are_made_once_and_documents_end_by_themselves(
     assert {name: raw[name].index_information() for name in mongo_writer.INDEXES} == before
 
 
+def test_a_database_that_was_emptied_set_back_or_lost_its_heads(writer: MongoWriter, raw: Any) -> None:
+    for number, graph in ((1, FIRST), (2, SECOND), (3, FIRST)):
+        writer.write(stored(number, graph))
+    raw.namespaces.delete_many({})
+    assert writer.write(stored(4, SECOND, FIRST)).compared
+    assert writer.graph("node-1") == SECOND
+    for name in ("namespaces", "entities", "edges", "rounds"):
+        raw[name].delete_many({})
+    assert writer.write(stored(5, FIRST, SECOND)).compared
+    assert writer.graph("node-1") == FIRST
+    kept = {name: list(raw[name].find()) for name in ("namespaces", "entities", "edges")}
+    writer.write(stored(6, SECOND, FIRST))
+    for name, documents in kept.items():
+        raw[name].delete_many({})
+        raw[name].insert_many(documents)
+    writer.write(stored(6, FIRST, instance="run-2", time_ns=9 * 10**9))  # counted as 2 again
+    raw.namespaces.update_one({}, {"$set": {"instance": "run-1", "round": 6}})
+    assert writer.write(stored(7, SECOND)).outcome == "written"
+    assert writer.graph("node-1") == SECOND
+
+
 # --- several writers, and writers that die ---------------------------------------------------------------------------
 
 

@@ -29,6 +29,8 @@ class MongoServer(Service):
 
     login = False
     tls = False
+    durable = False
+    """Whether what was acknowledged survives ``kill``: SecantusDB keeps its log in memory otherwise."""
 
     @property
     def uri(self) -> str:
@@ -71,7 +73,7 @@ class MongoServer(Service):
             more += ["--tls-cert-file", self._certificate(), "--tls-key-file", self._certificate()]
         return [
             str(program), "--config", str(config), "--host", "127.0.0.1", "--port", port, "--storage-path", str(data),
-            "--standalone", "--cache-size", "128M", "--log-level", "WARNING", *more,
+            *(["--sync-on-commit"] if self.durable else []), "--standalone", "--cache-size", "128M", "--log-level", "WARNING", *more,
         ]  # fmt: skip
 
     def _certificate(self) -> str:
@@ -120,8 +122,10 @@ def own_mongodb(tmp_path: Path) -> Iterator[Callable[[], MongoServer]]:
     made: list[MongoServer] = []
 
     def make() -> MongoServer:
-        made.append(MongoServer(tmp_path / f"mongodb-{len(made)}"))
-        return made[-1]
+        server = MongoServer(tmp_path / f"mongodb-{len(made)}")
+        server.durable = True
+        made.append(server)
+        return server
 
     yield make
     for server in made:

@@ -11,6 +11,7 @@ from gpuflight.sources.clock import Clock, SystemClock
 from gpuflight.sources.fs import FileSystem, HostFs
 from gpuflight.sources.http import Http
 from gpuflight.sources.ipc import Ipc
+from gpuflight.sources.mongodb import Mongo
 from gpuflight.sources.netlink import Netlink
 from gpuflight.sources.nvml import Nvml
 from gpuflight.sources.procfs import ProcFs
@@ -66,6 +67,7 @@ def open_world(
         clock=clock,
         tape=tape,
         http=Http(beside),
+        mongo=Mongo(beside),
     )
 
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from gpuflight.sources.http import Http
+from gpuflight.sources.mongodb import Mongo
 
 if TYPE_CHECKING:
     from gpuflight.sources.cgroups import Cgroups
@@ -38,6 +39,7 @@ class World:
     clock: Clock
     tape: Tape | None = None  # set when this world is recorded or replayed
     http: Http = field(default_factory=Http)
+    mongo: Mongo = field(default_factory=Mongo)
 
     def may_trace(self) -> bool:
         """Whether this process has CAP_SYS_PTRACE, the right to look into other users' processes."""

@@ -175,7 +175,9 @@ class MongoWriter:
         why = head.refuses(stored, now_ns)
         if why:
             return Written("repeated" if why == "repeated" else "older")
-        seq = self._claim(head, now_ns)
+        # A head that somebody deleted leaves elements behind, with stamps that must not be higher than the next.
+        floor = head.seq if found is not None else self._highest(namespace)
+        seq = self._claim(head, floor + 1, found is None, now_ns)
         writing = _Writing(self, stored, seq, now_ns)
         known = self._known(stored, head, now_ns)
         entities, edges = known if known is not None else self._compared(stored)
@@ -194,8 +196,14 @@ class MongoWriter:
             len(entities.gone) + len(edges.gone),
         )
 
-    def _claim(self, head: Head, now_ns: int) -> int:
-        seq = head.seq + 1
+    def _highest(self, namespace: str) -> int:
+        stamps = [0]
+        for collection in ("entities", "edges", "findings"):
+            found = self._database()[collection].find({"namespace": namespace}, {"seq": 1}).sort("seq", -1).limit(1)
+            stamps += [int(document.get("seq", 0)) for document in found]
+        return max(stamps)
+
+    def _claim(self, head: Head, seq: int, is_new: bool, now_ns: int) -> int:
         fields: dict[str, Any] = {"seq": seq, "namespace": head.namespace, "claimed": moment(now_ns)}
         if not head.complete:  # somebody died, or is slow: what was sent may still arrive for as long as a call takes
             fields["unsettled_until_ns"] = now_ns + int(2e9 * self._options.timeout_s)
@@ -204,7 +212,7 @@ class MongoWriter:
         table = self._database()["namespaces"]
         wanted: dict[str, Any] = {"_id": head.namespace, "seq": head.seq}
         try:
-            done = table.update_one(wanted, {"$set": fields}, upsert=not head.seq)
+            done = table.update_one(wanted, {"$set": fields}, upsert=is_new)
         except pymongo.errors.DuplicateKeyError:
             raise self._crossed(head.namespace) from None
         if not done.matched_count and done.upserted_id is None:
@@ -230,8 +238,11 @@ class MongoWriter:
         change = None
         if stored.instance == head.instance and stored.base == head.round:
             change = stored.diff
-        if change is None and last is not None and last.seq == head.complete_seq:
-            change = diff(last.graph, stored.graph)
+        if change is None and last is not None:
+            # All of it: a database that was set back counts the same numbers again.
+            there = (head.complete_seq, head.instance, head.round)
+            if (last.seq, last.instance, last.number) == there:
+                change = diff(last.graph, stored.graph)
         if change is None:
             return None
         name = stored.namespace
