@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from pydantic import ValidationError
+from tests.fakes.librdkafka import FakeError
 
 from gpuflight.settings.dump import MASK, dump
 from gpuflight.subscribers.kafka import Kafka, KafkaSettings
@@ -134,22 +135,6 @@ def test_f22_brokers_and_files_are_checked() -> None:
         check(Kafka(settings(brokers=["169.254.169.254"])).outside(), Rules(url_hosts=("*",)))
 
 
-class Error:
-    """Looks like a KafkaError."""
-
-    def __init__(self, name: str, text: str = "what happened", fatal: bool = False) -> None:
-        self._name, self._text, self._fatal = name, text, fatal
-
-    def name(self) -> str:
-        return self._name
-
-    def str(self) -> str:
-        return self._text
-
-    def fatal(self) -> bool:
-        return self._fatal
-
-
 @pytest.mark.parametrize(
     ("name", "retryable", "expected"),
     [
@@ -171,7 +156,7 @@ class Error:
     ],
 )
 def test_f08_f13_which_errors_are_tried_again(name: str, retryable: bool, expected: str) -> None:
-    problem = delivery_error(Error(name), "kafka.example:9092", "t", Reasons(), limit_bytes=1000)
+    problem = delivery_error(FakeError(name), "kafka.example:9092", "t", Reasons(), limit_bytes=1000)
     assert problem.retryable is retryable
     assert str(problem).startswith("kafka kafka.example:9092: ") and expected in str(problem)
 
@@ -179,25 +164,25 @@ def test_f08_f13_which_errors_are_tried_again(name: str, retryable: bool, expect
 def test_a_timeout_says_what_librdkafka_told_in_passing() -> None:
     reasons = Reasons(["s3cret", "s3cret-and-more"])
     reasons.note(
-        Error(
+        FakeError(
             "_TRANSPORT",
             "a:1/bootstrap: Connect to ipv4#10.0.0.1:1 failed: Connection refused (after 3ms in state CONNECT)",
         )
     )
-    reasons.note(Error("_ALL_BROKERS_DOWN", "1/1 brokers are down"))
-    text = str(delivery_error(Error("_MSG_TIMED_OUT"), "a:1", "t", reasons))
+    reasons.note(FakeError("_ALL_BROKERS_DOWN", "1/1 brokers are down"))
+    text = str(delivery_error(FakeError("_MSG_TIMED_OUT"), "a:1", "t", reasons))
     assert text == "kafka a:1: a:1: Connect to ipv4#10.0.0.1:1 failed: Connection refused"
     reasons.note(
-        Error(
+        FakeError(
             "_AUTHENTICATION",
             "sasl_ssl://a:1/7: bad\npassword s3cret-and-more"
             " (after 9ms in state AUTH_REQ, 4 identical error(s) suppressed)",
         )
     )
-    reasons.note(Error("_TRANSPORT", "a:1/bootstrap: Connect failed"))
+    reasons.note(FakeError("_TRANSPORT", "a:1/bootstrap: Connect failed"))
     assert reasons.text == "a:1: bad password ***"
     reasons.clear()
-    assert str(delivery_error(Error("_TIMED_OUT"), "a:1", "t", reasons)) == "kafka a:1: what happened"
+    assert str(delivery_error(FakeError("_TIMED_OUT"), "a:1", "t", reasons)) == "kafka a:1: what happened"
 
 
 def test_a_broker_that_hangs_up_is_told_by_the_log_alone(caplog: pytest.LogCaptureFixture) -> None:
@@ -206,15 +191,15 @@ def test_a_broker_that_hangs_up_is_told_by_the_log_alone(caplog: pytest.LogCaptu
         line = "[thrd:a:1/bootstrap]: a:1/bootstrap: Disconnected: receive 0 after POLLIN"
         line += " (after 26ms in state APIVERSION_QUERY)"
         reasons.log(20, "%s [%s] %s", "FAIL", "rdkafka#producer-1", line)
-        reasons.note(Error("_ALL_BROKERS_DOWN", "1/1 brokers are down"))
+        reasons.note(FakeError("_ALL_BROKERS_DOWN", "1/1 brokers are down"))
     assert reasons.text == "a:1: Disconnected: receive 0 after POLLIN; it may want another security_protocol"
     assert not caplog.records
 
 
 def test_a_fatal_error_is_kept_until_it_is_cleared() -> None:
     reasons = Reasons()
-    reasons.note(Error("_FATAL", fatal=True))
-    reasons.note(Error("_TRANSPORT"))
+    reasons.note(FakeError("_FATAL", fatal=True))
+    reasons.note(FakeError("_TRANSPORT"))
     assert reasons.fatal
     reasons.clear()
     assert not reasons.fatal

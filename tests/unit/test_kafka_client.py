@@ -1,0 +1,154 @@
+"""What the Kafka client does with the reports of librdkafka, those included that a real broker seldom gives."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.fakes.librdkafka import FakeError, FakeProducer
+
+from gpuflight.errors import DeliveryError
+from gpuflight.subscribers.kafka_client import KafkaClient, MessageTooLarge
+from gpuflight.subscribers.kafka_settings import KafkaConnection
+from gpuflight.subscribers.kafka_wire import Message
+from gpuflight.subscribers.netguard import ANYTHING
+
+pytest.importorskip("confluent_kafka")
+
+
+class Client(KafkaClient):
+    """With producers of a fake, made as often as one is needed."""
+
+    def __init__(self, fate: Callable[[bytes], Any], room: int = 1000) -> None:
+        super().__init__(KafkaConnection(brokers=["a"]), ANYTHING, deadline_s=1.0)
+        self.made: list[FakeProducer] = []
+        self._fate, self._room = fate, room
+
+    def _new_producer(self) -> Any:
+        self.made.append(FakeProducer(self._fate, self._room))
+        return self.made[-1]
+
+
+def rounds_of(*sizes: int) -> list[list[Message]]:
+    """Rounds of so many messages; a value says where it belongs."""
+    return [
+        [Message(b"k", [], b"%d.%d" % (index, part)) for part in range(size)] for index, size in enumerate(sizes, 1)
+    ]
+
+
+def test_all_arrive() -> None:
+    client = Client(lambda _: None)
+    assert client.deliver(rounds_of(1, 3, 2), 5.0) == 3
+    assert client.deliver(rounds_of(1), 5.0) == 1
+    assert len(client.made) == 1 and not client.made[0].purged
+    assert client.made[0].accepted == [b"1.0", b"2.0", b"2.1", b"2.2", b"3.0", b"3.1", b"1.0"]
+
+
+def test_f15_reports_come_only_while_delivering_and_in_the_thread_that_delivers() -> None:
+    before = threading.active_count()
+    client = Client(lambda _: None)
+    client.deliver(rounds_of(2), 5.0)
+    polls = client.made[0].polls
+    time.sleep(0.05)
+    assert client.made[0].polls == polls > 0
+    assert client.made[0].callers == {threading.get_ident()}
+    assert threading.active_count() == before
+    client.close()
+    assert threading.active_count() == before
+
+
+def test_f12_no_report_ever_comes() -> None:
+    client = Client(lambda _: "never")
+    began_s = time.monotonic()
+    with pytest.raises(DeliveryError, match=r"no acknowledgement within 0\.2 s") as raised:
+        client.deliver(rounds_of(1, 1), 0.2)
+    assert raised.value.retryable and 0.2 <= time.monotonic() - began_s < 30
+    assert client.made[0].purged
+    with pytest.raises(DeliveryError):
+        client.deliver(rounds_of(1), 0.1)
+    assert len(client.made) == 2, "one that does not answer is not used again"
+
+
+def test_what_arrived_before_the_trouble_counts() -> None:
+    client = Client(lambda value: "never" if value == b"3.1" else None)
+    assert client.deliver(rounds_of(1, 2, 2, 1), 0.2) == 2
+    assert client.made[0].purged, "what is after it must not arrive before it does"
+
+
+def test_f13_a_message_that_is_too_large_comes_up() -> None:
+    client = Client(lambda value: FakeError("MSG_SIZE_TOO_LARGE") if value.startswith(b"2") else None)
+    assert client.deliver(rounds_of(1, 1), 5.0) == 1
+    with pytest.raises(MessageTooLarge, match="max_message_bytes"):
+        client.deliver(rounds_of(1, 1)[1:], 5.0)
+
+
+def test_f08_a_throttled_message_is_to_be_tried_again() -> None:
+    answers = [FakeError("THROTTLING_QUOTA_EXCEEDED"), FakeError("REQUEST_TIMED_OUT"), None]
+    client = Client(lambda _: answers.pop(0))
+    for _ in range(2):
+        with pytest.raises(DeliveryError) as raised:
+            client.deliver(rounds_of(1), 5.0)
+        assert raised.value.retryable
+    assert client.deliver(rounds_of(1), 5.0) == 1
+
+
+def test_the_first_error_is_told_not_its_consequences() -> None:
+    client = Client(lambda value: FakeError("INVALID_RECORD") if value == b"1.0" else FakeError("_PURGE_QUEUE"))
+    with pytest.raises(DeliveryError, match="what happened") as raised:
+        client.deliver(rounds_of(3), 5.0)
+    assert not raised.value.retryable
+
+
+def test_a_full_queue_is_waited_for() -> None:
+    client = Client(lambda _: None, room=2)
+    assert client.deliver(rounds_of(5, 5), 5.0) == 2
+    assert len(client.made[0].accepted) == 10
+
+
+def test_a_full_queue_that_never_empties() -> None:
+    client = Client(lambda _: "never", room=2)
+    with pytest.raises(DeliveryError, match="no acknowledgement") as raised:
+        client.deliver(rounds_of(5), 0.2)
+    assert raised.value.retryable
+
+
+@pytest.mark.parametrize("error", [FakeError("_FATAL", fatal=True), FakeError("UNKNOWN_TOPIC_OR_PART")])
+def test_a_producer_that_is_of_no_use_any_longer_is_replaced(error: FakeError) -> None:
+    answers: list[Any] = [error, None]
+    client = Client(lambda _: answers.pop(0))
+    with pytest.raises(DeliveryError) as raised:
+        client.deliver(rounds_of(1), 5.0)
+    assert raised.value.retryable
+    assert client.deliver(rounds_of(1), 5.0) == 1
+    assert len(client.made) == 2
+
+
+def test_a_fatal_error_told_in_passing() -> None:
+    client = Client(lambda _: FakeError("_PURGE_QUEUE"))
+    answer = client._reasons.note
+    client._reasons.clear = lambda: answer(FakeError("_FATAL", "fenced", fatal=True))  # type: ignore[method-assign]
+    with pytest.raises(DeliveryError):
+        client.deliver(rounds_of(1), 5.0)
+    assert client._producer is None
+
+
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=6),
+    bad=st.integers(0, 5),
+    part=st.integers(0, 3),
+    room=st.integers(1, 30),
+)
+def test_exactly_the_rounds_before_the_first_failure_count(sizes: list[int], bad: int, part: int, room: int) -> None:
+    fails = b"%d.%d" % (bad, part)
+    client = Client(lambda value: FakeError("NOT_ENOUGH_REPLICAS") if value == fails else None, room)
+    fails_at = next((i for i, size in enumerate(sizes, 1) if i == bad and part < size), None)
+    if fails_at == 1:
+        with pytest.raises(DeliveryError):
+            client.deliver(rounds_of(*sizes), 5.0)
+    else:
+        assert client.deliver(rounds_of(*sizes), 5.0) == (len(sizes) if fails_at is None else fails_at - 1)
