@@ -144,6 +144,7 @@ class Catalogue:
         from_ns: int | None = None,
         to_ns: int | None = None,
         active_since_ns: int | None = None,
+        ended: bool | None = None,
         limit: int = 1000,
         offset: int = 0,
     ) -> tuple[list[Session], int]:
@@ -163,6 +164,8 @@ class Catalogue:
         if active_since_ns is not None:
             terms.append("received_ns >= ?")
             values.append(active_since_ns)
+        if ended is not None:
+            terms.append("end_ns IS NOT NULL" if ended else "end_ns IS NULL")
         where = "WHERE " + " AND ".join(terms)
         with self._lock:
             count = self._connection.execute(f"SELECT count(*) FROM session {where}", values).fetchone()[0]  # noqa: S608
