@@ -9,7 +9,7 @@ from fastapi import APIRouter, FastAPI
 from fastapi.routing import APIRoute
 
 from gpuflight import __version__
-from gpuflight.server import errors, routes
+from gpuflight.server import errors, openapi, routes
 from gpuflight.server.auth import Role
 from gpuflight.server.head import HeadAsGet
 from gpuflight.server.hosts import HostCheck, cors
@@ -36,6 +36,7 @@ def create_app(state: ServerState) -> FastAPI:
     app.state.gpuflight = state
     app.state.gpuflight_peer_roles = PeerRoles(state.settings.server)
     errors.install(app)
+    openapi.install(app)
     found = routers()
     for router in found:
         app.include_router(router)

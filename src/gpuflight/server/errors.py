@@ -83,6 +83,8 @@ async def _http_exception(request: Request, error: Exception) -> Response:
         message = f"{request.method} is not possible at {request.url.path}"
         headers = {"Allow": ", ".join(allowed)}
         return error_response(status, "method_not_allowed", message, {"allowed": allowed}, headers)
+    if status == HTTPStatus.BAD_REQUEST:  # FastAPI's, of a body that is no text; JSON that is none is 422 there too
+        return error_response(422, "bad_request", str(error.detail), None, error.headers)
     code = HTTPStatus(status).phrase.lower().replace(" ", "_").replace("-", "_")
     return error_response(status, code, str(error.detail), None, error.headers)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import mimetypes
 from typing import Annotated
 
 from fastapi import Depends, Query, Request
@@ -14,6 +13,7 @@ from gpuflight.rounds import Round
 from gpuflight.server.auth import Role, require
 from gpuflight.server.deps import State
 from gpuflight.server.errors import ApiError
+from gpuflight.server.openapi import media_type_of
 from gpuflight.server.respond import answer
 from gpuflight.server.router import PlainRouter
 from gpuflight.server.samples import sample
@@ -46,7 +46,6 @@ async def export(
             raise ApiError(422, "bad_request", f"{what}: there is no {name!r}", {"there_are": list(known)})
     done = await select_round(state, number, at)
     suffix = renderers[form].suffix
-    media_type = mimetypes.guess_type("graph" + suffix)[0] or "application/octet-stream"
 
     def build() -> bytes:
         renderer = renderers[form]()
@@ -59,7 +58,7 @@ async def export(
         state,
         number=done.number,
         representation=f"export|{form}|{layout}|{title}",
-        media_type=media_type,
+        media_type=media_type_of(suffix),
         build=build,
         headers={
             "content-disposition": f'inline; filename="gpuflight-{done.number}{suffix}"',
