@@ -13,6 +13,7 @@ from typing import Any, Literal, NamedTuple
 from tests.chaos.victims import ReceiverVictim
 from tests.services import s3
 from tests.services.kafka import new_broker
+from tests.services.mongodb import MongoServer
 
 SPOOLED = {"policy": "spool", "retry_first_s": 0.05, "retry_max_s": 0.3, "deliver_deadline_s": 1.0}
 TOPIC, BUCKET = "chaos.rounds", "chaos"
@@ -193,3 +194,34 @@ class Topic(Destination):
             return found
         finally:
             reader.close()
+
+
+class Store(Destination):
+    """A MongoDB: what it says about the rounds it has, in no order; always whole ones."""
+
+    name, tells_order = "store", False
+
+    def __init__(self, folder: Path) -> None:
+        self._server = MongoServer(folder)
+
+    def sink(self) -> dict[str, Any]:
+        return {"type": "mongodb", "uri": self._server.uri, "deliver_deadline_s": 3.0}
+
+    def start(self) -> None:
+        self._server.start()
+
+    def kill(self) -> None:
+        self._server.kill()
+
+    def end(self) -> None:
+        self._server.kill()
+        self._server.release()
+
+    @property
+    def pid(self) -> int | None:
+        return self._server.pid
+
+    def arrived(self) -> list[Arrival]:
+        with self._server.client() as client:
+            rounds = client["gpuflight"]["rounds"].find({}, {"instance": 1, "round": 1})
+            return [Arrival(one["instance"][:12], one["round"]) for one in rounds]

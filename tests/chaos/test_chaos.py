@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.chaos.destinations import SPOOLED, Arrival, Bucket, Destination, Post, Topic
+from tests.chaos.destinations import SPOOLED, Arrival, Bucket, Destination, Post, Store, Topic
 from tests.chaos.victims import ServerVictim, SpoolBook, until
 from tests.chaos.watch import Watch, growth, lateness, stalls
 
@@ -106,7 +106,7 @@ def test_whatever_dies_what_a_spool_accepted_arrives_in_order_and_no_round_waits
 def make_destinations(folder: Path) -> list[Destination]:
     """One of each kind, not started yet."""
     posts = [Post(folder / f"post-{content}", SEED, content) for content in ("graph", "diff")]
-    return [*posts, Bucket(), Topic(folder / "kafka")]
+    return [*posts, Bucket(), Topic(folder / "kafka"), Store(folder / "mongodb")]
 
 
 def split(key: str) -> tuple[str, int]:
