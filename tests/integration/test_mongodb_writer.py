@@ -6,8 +6,10 @@ import datetime as dt
 import threading
 import time
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
+import pymongo.monitoring
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -332,3 +334,49 @@ def test_many_writers_of_one_namespace_at_once(mongodb: MongoServer, database: s
     assert head is not None and head.complete and head.round == len(rounds) + 1
     for writer in writers:
         writer.close()
+
+
+def test_every_filter_leads_to_one_shard(mongodb: MongoServer, database: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No cluster runs here; that each write has the shard key (namespace and ``_id``), each read its first part, can be
+    seen all the same, and that no write sets a shard key anew."""
+    seen: list[tuple[str, str, dict[str, Any]]] = []
+    changed: list[tuple[str, set[str]]] = []
+
+    class Listener(pymongo.monitoring.CommandListener):
+        def started(self, event: Any) -> None:
+            name, command = event.command_name, event.command
+            if name == "find":
+                seen.append((name, command["find"], command["filter"]))
+            for item in command.get("updates", ()):
+                seen.append((name, command[name], item["q"]))
+                changed.append((command[name], set(item["u"]["$set"])))
+            for item in command.get("deletes", ()):
+                seen.append((name, command[name], item["q"]))
+            for item in command.get("documents", ()):
+                seen.append((name, command[name], item))
+
+        def succeeded(self, event: Any) -> None:
+            pass
+
+        failed = succeeded
+
+    monkeypatch.setattr(pymongo, "MongoClient", partial(pymongo.MongoClient, event_listeners=[Listener()]))
+    watched = MongoWriter(MongoOptions(uri=mongodb.uri, timeout_s=TIMEOUT_S), database)
+    watched.open()
+    big = nodes.Device(name="d", attributes={"text": "x" * 700_000})
+    finding = {"id": "f", "rule": "H1", "severity": "warn"}
+    watched.write(stored(1, Graph([*FIRST.nodes.values(), big]), findings=[finding]))
+    watched.write(stored(2, SECOND))
+    watched.graph("node-1")
+    watched.close()
+    assert {name for name, _, _ in seen} >= {"find", "insert", "update"}
+    assert {collection for _, collection, _ in seen} == {*mongo_writer.INDEXES, "namespaces"}
+    for name, collection, wanted in seen:
+        if collection == "namespaces":
+            assert wanted["_id"] == "node-1"
+            continue
+        assert wanted["namespace"] == "node-1", (name, collection, wanted)
+        if name in ("insert", "update") and collection != "findings":
+            assert isinstance(wanted["_id"], str), (name, collection, wanted)
+    for collection, names in changed:
+        assert collection == "namespaces" or not names & {"_id", "namespace"}, (collection, names)

@@ -69,11 +69,13 @@ class MongoServer(Service):
         config.touch()
         program = Path(sys.executable).with_name("secantusd-py")
         more = ["--auth"] if self.login else []
+        if self.durable:
+            more.append("--sync-on-commit")
         if self.tls:
             more += ["--tls-cert-file", self._certificate(), "--tls-key-file", self._certificate()]
         return [
             str(program), "--config", str(config), "--host", "127.0.0.1", "--port", port, "--storage-path", str(data),
-            *(["--sync-on-commit"] if self.durable else []), "--standalone", "--cache-size", "128M", "--log-level", "WARNING", *more,
+            "--standalone", "--cache-size", "128M", "--log-level", "WARNING", *more,
         ]  # fmt: skip
 
     def _certificate(self) -> str:

@@ -370,6 +370,7 @@ class _Writing:
         document = round_document(self._stored)
         self._parts("rounds", [document], self._expire_at)
         fields = {**document.fields, "seq": self._seq, "expire_at": self._expire_at}
+        del fields["namespace"]
         wanted = {"_id": document.id, "namespace": self._namespace}
         self._database["rounds"].update_one(wanted, {"$set": fields}, upsert=True)
 
