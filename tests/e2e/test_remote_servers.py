@@ -52,11 +52,16 @@ def test_a_server_is_pulled(tmp_path: Path) -> None:
             assert any(entity.kind == "Process" for entity in shown.values())
             assert all(entity.ns == "n7" for entity in shown.values())
             (host,) = [entity for entity in shown.values() if entity.kind == "Host"]
-            assert abs(host.metrics["clock_offset_s"]) <= host.metrics["clock_offset_error_s"] < 0.25
+            assert abs(host.metrics["clock_offset_s"]) <= host.metrics["clock_offset_error_s"]
+            until(lambda: _host(parent.round()).metrics["clock_offset_error_s"] < 0.1)  # the best of some exchanges
             assert len(shown) > len(real) / 2
             child.process.kill()
             child.process.wait()
             until(lambda: any(entity.attributes.get("stale") for entity in parent.round().values()))
+
+
+def _host(shown: dict[str, Any]) -> Any:
+    return next(entity for entity in shown.values() if entity.kind == "Host")
 
 
 def test_a_server_is_followed_by_differences_and_the_copy_is_its_graph(tmp_path: Path) -> None:

@@ -155,8 +155,15 @@ def test_the_picture_crosses_the_machines(hosts: tuple[Host, Host, ExitStack], t
     stand_in = nodes[f"Socket(tcp,{child.address}:{PORT})"]
     assert stand_in["attributes"]["remote"] is True and stand_in["attributes"]["joined_to"] == at_child
     metrics = nodes["Host(ns=node-1,node-1)"]["metrics"]
-    assert abs(metrics["clock_offset_s"]) <= metrics["clock_offset_error_s"] < 0.1, "two hosts with one clock"
+    assert abs(metrics["clock_offset_s"]) <= metrics["clock_offset_error_s"], "two hosts with one clock"
+    wait_for(child, parent, lambda graph: clock_error_s(graph) < 0.05)
     check_picture(graph, {(edge["source"], edge["target"]) for edge in crossing}, tmp_path)
+
+
+def clock_error_s(graph: dict[str, Any]) -> float:
+    """A Date header alone would leave half a second at best."""
+    hosts = [node for node in graph.get("nodes", []) if node["id"] == "Host(ns=node-1,node-1)"]
+    return min((host["metrics"].get("clock_offset_error_s", 9.9) for host in hosts), default=9.9)
 
 
 def check_picture(graph: dict[str, Any], crossing: set[tuple[str, str]], folder: Path) -> None:
