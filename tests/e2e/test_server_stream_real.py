@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import socket
 import struct
+import subprocess
 import threading
 from collections.abc import Iterator
 from typing import Any
@@ -247,3 +249,55 @@ def test_resume_over_the_wire(live: Live) -> None:
     data = {text.splitlines()[1]: text.splitlines()[2][6:] for text in (first + again).split("\n\n") if "id: " in text}
     graph = decode_graph(data["event: graph"].encode())
     assert apply(decode_diff(data["event: diff"], graph)[0], graph) == last.graph
+
+
+def test_clients_of_others_read_the_gzip_stream_as_it_comes(live: Live) -> None:
+    """Every event when it comes, not at the end: what a decoder held back would be missed here."""
+    import httpx
+
+    url = f"http://127.0.0.1:{live.address[1]}/api/v1/stream"
+    live.round(0)
+    number = 1
+    with httpx.stream("GET", url, headers={"Accept-Encoding": "gzip"}, timeout=PATIENCE_S) as answer:
+        assert answer.headers["content-encoding"] == "gzip"
+        graph = Graph()
+        for line in answer.iter_lines():
+            if line.startswith("event: "):
+                name = line.removeprefix("event: ")
+            elif line.startswith("data: ") and name == "end":
+                assert json.loads(line.removeprefix("data: "))["reason"] == STOPPING
+            elif line.startswith("data: "):
+                data = line.removeprefix("data: ")
+                graph = decode_graph(data) if name == "graph" else apply(decode_diff(data, graph)[0], graph)
+                latest = live.rounds.latest
+                assert latest is not None and graph == latest.graph
+                if number == 5:
+                    live.hub.close()
+                else:
+                    number = live.round(number).number
+    assert number == 5
+
+
+@pytest.mark.skipif(shutil.which("curl") is None, reason="no curl")
+def test_curl_reads_the_gzip_stream_as_it_comes(live: Live) -> None:
+    url = f"http://127.0.0.1:{live.address[1]}/api/v1/stream"
+    live.round(0)
+    curl = subprocess.Popen(
+        ["curl", "-sSN", "--fail", "-H", "Accept-Encoding: gzip", "--compressed", "-D", "/dev/stderr", url],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert curl.stdout is not None
+        for number in range(1, 5):
+            while not (line := curl.stdout.readline()).startswith(b"id: "):
+                assert line, "curl ended"
+            assert line.startswith(b"id: %d-" % number)
+            live.round(number)
+        live.hub.close()
+        rest, head = curl.communicate(timeout=PATIENCE_S)
+        assert STOPPING.encode() in rest and curl.returncode == 0, head
+        assert b"content-encoding: gzip" in head.lower()
+    finally:
+        curl.kill()
+        curl.wait()

@@ -126,9 +126,21 @@ def test_operations_have_examples(served: Served) -> None:
         f"{method} {path}"
         for path, operations in document["paths"].items()
         for method, operation in operations.items()
-        if "x-codeSamples" not in operation and path.split("/")[3:4] not in (["tokens"], ["stream"])
+        if "x-codeSamples" not in operation
     }
     assert not without
+
+
+def test_errors_and_tokens_are_described(served: Served) -> None:
+    document = served.get("/api/v1/openapi.json").json()
+    assert document["components"]["securitySchemes"]["token"]["scheme"] == "bearer"
+    for path, operations in document["paths"].items():
+        for operation in operations.values():
+            errors = [found for status, found in operation["responses"].items() if int(status) >= 400]
+            shapes = {found["content"]["application/json"]["schema"]["$ref"] for found in errors}
+            assert shapes == {"#/components/schemas/Error"}, path
+            assert ("security" in operation) == (path not in ("/healthz", "/readyz"))
+    assert not {"HTTPValidationError", "ValidationError"} & set(document["components"]["schemas"])
 
 
 def _curl(served: Served, source: str) -> Any:

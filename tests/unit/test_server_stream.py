@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+import zlib
 from collections.abc import Coroutine
 from typing import Any
 
@@ -18,6 +19,7 @@ from gpuflight.graph import edges, nodes
 from gpuflight.graph.codec import decode_graph
 from gpuflight.round_codec import encode_round
 from gpuflight.server import hub as hub_module
+from gpuflight.server import hub_events
 from gpuflight.server.app import create_app
 from gpuflight.server.hub import STOPPING, TOO_SLOW, StreamHub
 from gpuflight.server.state import ServerState
@@ -489,6 +491,90 @@ def test_a_hundred_clients_of_which_ten_never_read() -> None:
         assert all(client.finished for client in dead) and rig.hub.clients_count == 90
         assert threading.active_count() == threads
         for client in live:
+            client.gone()
+            await client.task
+
+    run(test())
+
+
+GZIP = ("Accept-Encoding", "zstd, gzip;q=0.5")
+
+
+@pytest.mark.parametrize("transport", [True, False])
+def test_a_stream_in_gzip_is_compressed_once_and_read_as_it_comes(
+    transport: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[int] = []
+    real = hub_events.compress_part
+    monkeypatch.setattr(hub_events, "compress_part", lambda data: (calls.append(len(data)), real(data))[1])
+
+    async def test() -> None:
+        rig = Rig(heartbeat_s=15)
+        rig.round(*range(50))
+        plain, *packed = [rig.client(), *(rig.client(GZIP, transport=transport) for _ in range(10))]
+        decoders = [zlib.decompressobj(31) for _ in packed]
+        read = [b""] * len(packed)
+        raw_bytes = 0
+
+        def everything() -> list[bytes]:
+            """What each has read so far: all that was sent to it, without waiting for the end."""
+            nonlocal raw_bytes
+            for index, client in enumerate(packed):
+                read[index] += decoders[index].decompress(bytes(client.body))
+                raw_bytes += len(client.body)
+                client.body.clear()
+            return read
+
+        for value in range(1, 20):
+            if value > 1:
+                rig.round(value, *range(1, 50 + value % 3))
+            await plain.has(value)
+            await settle()
+            assert all(each == plain.body for each in everything())
+        rig.tick(15)
+        await settle()
+        assert everything()[0] == plain.body and plain.body.endswith(b": alive\n\n")
+        assert len(calls) == 19, "each event once"
+        rig.hub.close()
+        for client in (plain, *packed):
+            await client.until(lambda client=client: client.finished)
+        assert all(each == plain.body for each in everything()) and plain.end_reason() == STOPPING
+        assert all(decoder.eof and not decoder.unused_data for decoder in decoders)
+        assert raw_bytes / len(packed) < len(plain.body) / 2
+
+    run(test())
+
+
+def test_a_large_graph_is_compressed_beside_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    threads: set[int] = set()
+    real = hub_events.compress_part
+    monkeypatch.setattr(hub_events, "compress_part", lambda data: (threads.add(threading.get_ident()), real(data))[1])
+
+    async def test() -> None:
+        rig = Rig()
+        last = rig.rounds.round(
+            [nodes.Process(pid=p, start=1, attributes={"name": str(p * 7919)}) for p in range(20_000)]
+        )
+        clients = [rig.client(GZIP) for _ in range(3)]
+        for client in clients:
+            await client.until(lambda client=client: len(client.body) > 50_000)
+            await settle()
+            text = zlib.decompressobj(31).decompress(bytes(client.body))
+            assert decode_graph(text[text.index(b"data: ") + 6 :]) == last.graph
+            client.gone()
+            await client.task
+
+    run(test())
+    assert len(threads) == 1 and threading.get_ident() not in threads
+
+
+def test_who_takes_no_gzip_gets_none() -> None:
+    async def test() -> None:
+        rig = Rig()
+        rig.round(1)
+        for header in ("identity", "zstd", "gzip;q=0", "br, *;q=0", ""):
+            client = rig.client(("Accept-Encoding", header))
+            await client.has(1)
             client.gone()
             await client.task
 

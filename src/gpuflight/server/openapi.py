@@ -185,6 +185,8 @@ def _errors(path: str, method: str, operation: dict[str, Any]) -> set[int]:
         found.add(406)
     if method != "get":
         found.add(413)
+    if path == "/api/v1/tokens/{which}":
+        found.add(409)
     if path.endswith(("/trigger", "/test")):
         found.add(504)
     return found

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
 from gpuflight.server.bodies import LEAST_COMPRESSED_BYTES, Encoding, Key
 from gpuflight.server.errors import ApiError
@@ -103,14 +104,25 @@ def choose_format(wanted: str | None, accept: str) -> str:
 
 def choose_encoding(accept_encoding: str) -> Encoding:
     """The content encoding for an Accept-Encoding header: what the client likes best, zstd before gzip."""
-    if not accept_encoding:
-        return "identity"
-    weights = {name: weight for weight, name in _weighted(accept_encoding, keep_refused=True)}
-    rest = weights.get("*", 0.0)
-    gzip, zstd = weights.get("gzip", weights.get("x-gzip", rest)), weights.get("zstd", rest)
+    gzip, zstd = _encoding_weights(accept_encoding)
     if zstd > 0 and zstd >= gzip:
         return "zstd"
     return "gzip" if gzip > 0 else "identity"
+
+
+def takes_gzip(scope: Scope) -> bool:
+    """Whether a request takes gzip, whatever it likes more."""
+    header = b",".join(value for name, value in scope["headers"] if name == b"accept-encoding")
+    return _encoding_weights(header.decode("latin-1"))[0] > 0
+
+
+def _encoding_weights(accept_encoding: str) -> tuple[float, float]:
+    """What an Accept-Encoding header says of gzip and of zstd."""
+    if not accept_encoding:
+        return 0.0, 0.0
+    weights = {name: weight for weight, name in _weighted(accept_encoding, keep_refused=True)}
+    rest = weights.get("*", 0.0)
+    return weights.get("gzip", weights.get("x-gzip", rest)), weights.get("zstd", rest)
 
 
 def _weighted(header: str, *, keep_refused: bool = False) -> list[tuple[float, str]]:

@@ -16,8 +16,10 @@ from gpuflight.server import auth
 from gpuflight.server.auth import Role, require
 from gpuflight.server.deps import State
 from gpuflight.server.errors import ApiError, error_response
+from gpuflight.server.gzip_stream import HEADER, GzipStream, compress_part
 from gpuflight.server.hub import STOPPING, StreamClient
-from gpuflight.server.hub_events import Event, chunk
+from gpuflight.server.hub_events import Event, GzipForm, chunk
+from gpuflight.server.respond import takes_gzip
 from gpuflight.server.samples import sample
 from gpuflight.server.state import ServerState
 from gpuflight.server.transport import SCOPE_KEY
@@ -29,6 +31,7 @@ ENOUGH = "as many events as were asked for"
 _GONE = "client went away"
 _HEARTBEAT = (b": alive\n\n",)
 _HEARTBEAT_CHUNKS = tuple(map(chunk, _HEARTBEAT))
+_HEARTBEAT_GZIP = GzipForm.of(_HEARTBEAT[0])
 _RETRY_MS = 2000
 
 _EXAMPLE = (
@@ -75,7 +78,7 @@ class EventStream(Response):
     media_type = "text/event-stream"
 
     def __init__(self, state: ServerState, last_event_id: str | None, max_events: int | None = None) -> None:
-        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
+        super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no", "vary": "accept-encoding"})
         del self.headers["content-length"]
         self.stream_state = state
         self.last_event_id = last_event_id
@@ -85,10 +88,20 @@ class EventStream(Response):
         """Send until either side ends it."""
 
         whole = True
+        gzip = GzipStream() if takes_gzip(scope) else None
 
         async def begin() -> None:
+            if gzip is not None:
+                self.headers["content-encoding"] = "gzip"
             await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
-            await body(b"retry: %d\n\n" % _RETRY_MS)
+            await body((HEADER if gzip is not None else b"") + packed(b"retry: %d\n\n" % _RETRY_MS))
+
+        def packed(data: bytes) -> bytes:
+            if gzip is None:
+                return data
+            part = compress_part(data)
+            gzip.add(part)
+            return part.data
 
         async def body(data: bytes, more_body: bool = True) -> None:
             await send({"type": "http.response.body", "body": data, "more_body": more_body})
@@ -99,7 +112,13 @@ class EventStream(Response):
 
         async def event(client: StreamClient, found: Event | None) -> None:
             nonlocal whole
-            if direct is not None:
+            if gzip is not None:
+                form = await found.gzipped() if found is not None else _HEARTBEAT_GZIP
+                if client.reason:
+                    return
+                gzip.add(form.part)
+                pieces = form.chunked if direct is not None else form.pieces
+            elif direct is not None:
                 pieces = found.chunked() if found is not None else _HEARTBEAT_CHUNKS
             else:
                 pieces = found.sse() if found is not None else _HEARTBEAT
@@ -118,7 +137,11 @@ class EventStream(Response):
 
         async def end(reason: str) -> None:
             # Half an event must not be completed by the empty line that this would begin with.
-            await body(b"event: end\ndata: %s\n\n" % encode({"reason": reason}) if whole else b"", False)
+            if not whole:
+                await body(b"", False)
+                return
+            last = packed(b"event: end\ndata: %s\n\n" % encode({"reason": reason}))
+            await body(last + (gzip.end() if gzip is not None else b""), False)
 
         refusal = await _serve(
             self.stream_state, self.last_event_id, self.max_events, scope, receive, begin, event, end
