@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 from tests.fakes.librdkafka import FakeError, FakeProducer
 
 from gpuflight.errors import DeliveryError
+from gpuflight.subscribers.base import Parcel
+from gpuflight.subscribers.kafka import Kafka, KafkaSettings
 from gpuflight.subscribers.kafka_client import KafkaClient, MessageTooLarge
 from gpuflight.subscribers.kafka_settings import KafkaConnection
 from gpuflight.subscribers.kafka_wire import Message
@@ -135,6 +137,40 @@ def test_a_fatal_error_told_in_passing() -> None:
     with pytest.raises(DeliveryError):
         client.deliver(rounds_of(1), 5.0)
     assert client._producer is None
+
+
+def test_smaller_parts_are_tried_where_nobody_tells_what_fits() -> None:
+    """No right to ask the broker: the limit is halved until it takes them."""
+    client = Client(lambda value: FakeError("MSG_SIZE_TOO_LARGE") if len(value) > 100_000 else None)
+    client._learn = lambda _: None  # type: ignore[method-assign]
+    sink = Kafka(KafkaSettings(brokers=["a"]))
+    sink._client = client
+    packed = Parcel(number=1, time_ns=1, key="run-1", data=bytes(900_000))
+    sink.send(packed)
+    assert 50_000 < client.limit_bytes < 101_000
+    assert sum(len(value) for value in client.made[-1].accepted) == 900_000
+    fixed = Client(lambda _: FakeError("MSG_SIZE_TOO_LARGE"))
+    fixed._fixed = True
+    sink._client = fixed
+    with pytest.raises(MessageTooLarge):
+        sink.send(packed)
+    never = Client(lambda _: FakeError("MSG_SIZE_TOO_LARGE"))
+    never._learn = client._learn  # type: ignore[method-assign]
+    sink._client = never
+    with pytest.raises(MessageTooLarge):
+        sink.send(packed)
+
+
+def test_a_round_of_a_batch_that_cannot_be_cut_is_told_when_it_is_its_turn() -> None:
+    sink = Kafka(KafkaSettings(brokers=["a"], max_message_bytes=2000))
+    sink._client = client = Client(lambda _: None)
+    client.limit_bytes = 1000
+    small = Parcel(number=1, time_ns=1, key="run-1", data=b"{}")
+    huge = Parcel(number=2, time_ns=2, key="run-2", data=bytes(50_000_000))
+    assert sink.send_batch([small, huge, small]) == 1
+    with pytest.raises(DeliveryError, match="would be") as raised:
+        sink.send_batch([huge, small])
+    assert not raised.value.retryable
 
 
 @given(

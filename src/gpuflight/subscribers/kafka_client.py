@@ -205,41 +205,39 @@ class KafkaClient:
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import AdminClient
 
-        admin = None
+        held: list[Any] = []
         try:
-            admin = self._made(lambda: AdminClient(self._config()))
-            metadata = self._metadata(admin, timeout_s)
-            self._check(
-                [Target("kafka", broker.host.lower(), broker.port, "/") for broker in metadata.brokers.values()],
-                timeout_s,
-            )
+            held.append(self._made(lambda: AdminClient(self._config())))
+            metadata = self._metadata(held, timeout_s)
+            self._check(_brokers_of(metadata), timeout_s)
             if not self._fixed:
-                asked = self._asked_limit(admin, [str(broker) for broker in metadata.brokers], timeout_s)
+                asked = self._asked_limit(held, [str(broker) for broker in metadata.brokers], timeout_s)
                 self.limit_bytes = min(asked or MESSAGE_BYTES_MAX, MESSAGE_BYTES_MAX)
         except KafkaException as error:
             raise self._problem(error.args[0]) from None
         finally:
-            if admin is not None:
-                _dispose([admin])
+            _dispose(held)
         if self.limit_bytes < MESSAGE_BYTES_MIN:
             text = f"the topic {self._connection.topic} takes messages of at most {self.limit_bytes} bytes: too small"
             raise DeliveryError(f"kafka {self.where}: {text}", retryable=False)
 
-    def _metadata(self, client: Any, timeout_s: float) -> Any:
+    # What may have to be disposed of is handed on in a list, so that the frames of an error keep no reference to it.
+
+    def _metadata(self, held: list[Any], timeout_s: float) -> Any:
         from confluent_kafka import KafkaException
 
         self._reasons.clear()
         try:
-            metadata = client.list_topics(self._connection.topic, timeout=timeout_s)
+            metadata = held[0].list_topics(self._connection.topic, timeout=timeout_s)
         except KafkaException as error:
-            client.poll(0)  # what librdkafka has to say about it
+            held[0].poll(0)  # what librdkafka has to say about it
             raise self._problem(error.args[0]) from None
         known = metadata.topics.get(self._connection.topic)
         if known is not None and known.error is not None and known.error.name() == "TOPIC_AUTHORIZATION_FAILED":
             raise self._problem(known.error)
         return metadata
 
-    def _asked_limit(self, admin: Any, broker_ids: list[str], timeout_s: float) -> int | None:
+    def _asked_limit(self, held: list[Any], broker_ids: list[str], timeout_s: float) -> int | None:
         """What the topic takes, else what a broker does; None if neither tells."""
         from confluent_kafka import KafkaException
         from confluent_kafka.admin import ConfigResource, ResourceType  # type: ignore[attr-defined]
@@ -248,7 +246,7 @@ class KafkaClient:
         asked += [(ConfigResource(ResourceType.BROKER, broker), "message.max.bytes") for broker in broker_ids[:1]]
         for resource, name in asked:
             try:
-                for answer in admin.describe_configs([resource], request_timeout=timeout_s).values():
+                for answer in held[0].describe_configs([resource], request_timeout=timeout_s).values():
                     return int(answer.result(timeout_s)[name].value)
             except (KafkaException, KeyError, TypeError, ValueError, TimeoutError) as error:
                 log.debug("%s of %s is not told: %s", name, resource, error)  # a right that is rarely given
@@ -258,10 +256,9 @@ class KafkaClient:
         """Look again at the brokers that the cluster names, where not all may be called."""
         if self._rules.url_hosts is None or self._producer is None or time.monotonic() < self._checked_s + RECHECK_S:
             return
-        metadata = self._metadata(self._producer, REQUEST_TIMEOUT_S)
-        brokers = [Target("kafka", broker.host.lower(), broker.port, "/") for broker in metadata.brokers.values()]
+        metadata = self._metadata([self._producer], REQUEST_TIMEOUT_S)
         try:
-            self._check(brokers, REQUEST_TIMEOUT_S)
+            self._check(_brokers_of(metadata), REQUEST_TIMEOUT_S)
         except DeliveryError:
             self._discard()
             raise
@@ -290,7 +287,7 @@ class KafkaClient:
     def _config(self) -> dict[str, Any]:
         return {
             **librdkafka_config(self._connection),
-            "log_level": 6,
+            "log_level": 7 if "debug" in self._connection.client else 6,
             "logger": self._reasons,
             "error_cb": self._reasons.note,
         }
@@ -327,10 +324,10 @@ class KafkaClient:
             raise DeliveryError(f"kafka: {text}", retryable=False) from None
 
     def _discard(self) -> None:
-        producer, self._producer = self._producer, None
-        if producer is not None:
-            producer.purge()
-            _dispose([producer])
+        if self._producer is not None:
+            held, self._producer = [self._producer], None
+            held[0].purge()
+            _dispose(held)
 
     def _problem(self, error: Any) -> DeliveryError:
         problem = delivery_error(error, self.where, self._connection.topic, self._reasons, limit_bytes=self.limit_bytes)
@@ -361,8 +358,15 @@ def within(function: Callable[[], None], timeout_s: float) -> None:
         raise problems[0]
 
 
+def _brokers_of(metadata: Any) -> list[Target]:
+    """The brokers that a cluster names."""
+    return [Target("kafka", broker.host.lower(), broker.port, "/") for broker in metadata.brokers.values()]
+
+
 def _dispose(held: list[Any]) -> None:
-    """End a client, which waits for its threads: for a while only. ``held`` has the last reference."""
+    """End a client, which waits for its threads: for a while only. ``held`` has the last reference to it."""
+    if not held:
+        return
     try:
         within(held.clear, CLOSE_TIMEOUT_S)
     except TimeoutError:
