@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import stat
@@ -11,7 +12,8 @@ from pathlib import Path
 
 import httpx
 import pytest
-from tests.e2e.test_server_real import running, wait_ready
+from tests.e2e.test_server_real import PATIENCE_S, running, wait_ready
+from websockets.sync.client import unix_connect
 
 NOBODY = 65534
 STRANGER = """
@@ -55,6 +57,9 @@ def test_alone_without_a_port(tmp_path: Path) -> None:
             assert here.get("/api/v1/control").json()["running"] is True
             assert here.post("/api/v1/tokens", json={"name": "a", "role": "viewer"}).status_code < 300
             assert here.get("/api/v1/tokens").status_code == 200, "with tokens too"
+            # A WebSocket is somebody too.
+            with unix_connect(path, "ws://any.name/api/v1/stream/ws") as socket:
+                assert json.loads(socket.recv(PATIENCE_S))["event"] == "graph"
             with here.stream("GET", "/api/v1/stream") as stream:
                 assert next(stream.iter_lines()).startswith("retry:")
                 server.process.send_signal(signal.SIGTERM)

@@ -15,7 +15,7 @@ from tests.unit.server_fixture import Served
 
 from gpuflight.errors import ConfigError
 from gpuflight.server import auth
-from gpuflight.server.backends.uvicorn import Uvicorn
+from gpuflight.server.backends.uvicorn import Uvicorn, connections_limit
 from gpuflight.server.listeners import UnixListener, check_path
 from gpuflight.server.peers import PEER_KEY, Peer, PeerRoles, peer_of
 from gpuflight.server.tokens import Role, TokenStore
@@ -234,3 +234,13 @@ def test_if_one_cannot_be_had_the_other_is_given_back(path: str) -> None:
     with pytest.raises(OSError):
         backend.bind()
     assert backend._tcp is None and backend._unix is None
+
+
+@pytest.mark.parametrize(
+    ("allowed", "wanted", "expected"), [(1024, 2000, 768), (65536, 2000, 2000), (-1, 2000, 2000), (100, 2000, 1)]
+)
+def test_clients_leave_descriptors_for_the_rounds(
+    allowed: int, wanted: int, expected: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda _: (allowed, allowed))
+    assert connections_limit(wanted) == expected

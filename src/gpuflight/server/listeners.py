@@ -10,7 +10,7 @@ import stat
 
 from gpuflight.errors import ConfigError
 
-_BACKLOG = 2048
+BACKLOG = 2048
 _MAX_PATH_BYTES = 107
 """sun_path of sockaddr_un less the final 0 (unix(7))."""
 
@@ -27,7 +27,7 @@ def listen_tcp(host: str, port: int) -> socket.socket:
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(address)
-        listener.listen(_BACKLOG)
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise OSError(error.errno, error.strerror, f"{host}:{port}") from None
@@ -62,7 +62,7 @@ class UnixListener:
                 found = os.lstat(path)
                 self._file = (found.st_dev, found.st_ino)
                 try:
-                    self.socket.listen(_BACKLOG)
+                    self.socket.listen(BACKLOG)
                     if for_others:
                         os.chmod(path, 0o666)  # noqa: S103 - who may is decided by the user who connected
                 except OSError:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import socket
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from gpuflight.errors import ConfigError, MissingExtra
 from gpuflight.server.base import ServerBackend
-from gpuflight.server.listeners import UnixListener, check_path, listen_tcp
+from gpuflight.server.listeners import BACKLOG, UnixListener, check_path, listen_tcp
 from gpuflight.server.peers import PeerRoles
 
 if TYPE_CHECKING:
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 _PACKAGES = ("fastapi", "uvicorn", "httptools", "websockets")
 _KEEP_ALIVE_S = 75
+_OWN_DESCRIPTORS = 256
+"""Descriptors that stay for the rounds: sources, subscribers, spools."""
 _WEBSOCKET_BYTES = 64 * 1024
 """Largest message of a client, none of which is read."""
 _ABORT_S = 1.0
@@ -94,7 +97,7 @@ class Uvicorn(ServerBackend):
 
         class Protocol(HttpProtocol):
             limits = ConnectionLimits(
-                connections=settings.max_connections,
+                connections=connections_limit(settings.max_connections),
                 request_s=settings.request_timeout_s,
                 send_s=settings.send_timeout_s,
             )
@@ -140,6 +143,13 @@ class Uvicorn(ServerBackend):
             server.should_exit = True
 
 
+def connections_limit(wanted: int) -> int:
+    """As many connections as are wanted, less if the process may not open so many descriptors: one that clients took
+    all of them from could not read its own machine any more."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return wanted if allowed == resource.RLIM_INFINITY else max(1, min(wanted, allowed - _OWN_DESCRIPTORS))
+
+
 def _server_class() -> Any:
     import uvicorn
 
@@ -171,6 +181,7 @@ def _server_class() -> Any:
                             config=self.config, server_state=self.server_state, app_state=self.lifespan.state
                         ),
                         sock=self._unix,
+                        backlog=BACKLOG,
                     )
                 )
             if self.started:
