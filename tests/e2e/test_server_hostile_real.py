@@ -15,15 +15,23 @@ import httpx
 import pytest
 from tests.e2e.test_server_real import PATIENCE_S, Instance, running, wait_ready
 
-REQUEST_S = 1.0
+REQUEST_S = 2.0
 SEND_S = 1.0
 CONNECTIONS = 30
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
+    with running(tmp_path_factory.mktemp("hostile")) as made:
+        wait_ready(made.url)
+        yield made
+
+
+@pytest.fixture(scope="module")
+def hasty(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Instance]:
+    """One that waits for nobody."""
     limits = {"request_timeout_s": REQUEST_S, "send_timeout_s": SEND_S, "max_connections": CONNECTIONS}
-    with running(tmp_path_factory.mktemp("hostile"), config={"server": {**limits, "stop_deadline_s": 5}}) as made:
+    with running(tmp_path_factory.mktemp("hasty"), config={"server": limits}) as made:
         wait_ready(made.url)
         yield made
 
@@ -81,8 +89,8 @@ def held(server: Instance) -> int:
     ],
     ids=["nothing", "line", "headers", "body", "chunk", "empty lines"],
 )
-def test_who_sends_byte_by_byte_is_told_and_left(server: Instance, begun: bytes) -> None:
-    with connect(server) as client:
+def test_who_sends_byte_by_byte_is_told_and_left(hasty: Instance, begun: bytes) -> None:
+    with connect(hasty) as client:
         client.sendall(begun)
         client.settimeout(REQUEST_S / 5)
         answer = b""
@@ -103,14 +111,14 @@ def test_who_sends_byte_by_byte_is_told_and_left(server: Instance, begun: bytes)
         assert refusal(answer, 408) == "too_slow"
 
 
-def test_who_was_answered_before_the_end_of_the_request_gets_no_second_answer(server: Instance) -> None:
-    with connect(server) as client:
+def test_who_was_answered_before_the_end_of_the_request_gets_no_second_answer(hasty: Instance) -> None:
+    with connect(hasty) as client:
         client.sendall(b"POST /api/v1/control/clear HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{")
         assert everything(client).count(b"HTTP/1.1 ") == 1
 
 
-def test_after_an_answer_too(server: Instance) -> None:
-    with connect(server) as client:
+def test_after_an_answer_too(hasty: Instance) -> None:
+    with connect(hasty) as client:
         client.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
         answer = b""
         while b"}" not in answer:
@@ -182,10 +190,10 @@ def test_two_hosts_are_refused(server: Instance) -> None:
         assert everything(client).startswith(b"HTTP/1.1 421")
 
 
-def test_one_connection_too_many_is_told(server: Instance) -> None:
-    idle = [connect(server) for _ in range(CONNECTIONS)]
+def test_one_connection_too_many_is_told(hasty: Instance) -> None:
+    idle = [connect(hasty) for _ in range(CONNECTIONS)]
     try:
-        with connect(server) as one_more:
+        with connect(hasty) as one_more:
             assert refusal(everything(one_more), 503) == "too_many_connections"
     finally:
         for client in idle:
@@ -193,24 +201,24 @@ def test_one_connection_too_many_is_told(server: Instance) -> None:
     end_s = time.monotonic() + PATIENCE_S
     while True:  # and when they went there is room again
         try:
-            assert httpx.get(f"{server.url}/healthz").status_code in (200, 503)
-            if httpx.get(f"{server.url}/healthz").status_code == 200:
+            assert httpx.get(f"{hasty.url}/healthz").status_code in (200, 503)
+            if httpx.get(f"{hasty.url}/healthz").status_code == 200:
                 break
         except httpx.RemoteProtocolError:
             pass
         assert time.monotonic() < end_s
 
 
-def test_who_reads_no_answer_is_cut_off(server: Instance) -> None:
+def test_who_reads_no_answer_is_cut_off(hasty: Instance) -> None:
     request = b"GET /api/v1/graph/export?format=html HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
-    deaf = [connect(server, SO_RCVBUF=2048) for _ in range(5)]
+    deaf = [connect(hasty, SO_RCVBUF=2048) for _ in range(5)]
     try:
         for client in deaf:
             client.sendall(request * 100)  # many answers, of which the first does not fit anywhere
-        assert httpx.get(f"{server.url}/healthz", timeout=PATIENCE_S).status_code == 200
+        assert httpx.get(f"{hasty.url}/healthz", timeout=PATIENCE_S).status_code == 200
         end_s = time.monotonic() + PATIENCE_S
-        assert held(server) >= 5
-        while held(server):
+        assert held(hasty) >= 5
+        while held(hasty):
             assert time.monotonic() < end_s, "their connections are held for ever"
             time.sleep(0.05)
     finally:
