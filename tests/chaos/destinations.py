@@ -36,8 +36,8 @@ class Destination(ABC):
     tells_order = True
     keeps_data = True
     """Whether what it acknowledged outlives ``kill``; one that does not is only frozen."""
-    full_every_rounds = 0
-    """Differences: how often a whole round comes in between; 0 for never."""
+    wholes_between = False
+    """Differences: whether whole rounds come in between, for readers that come later."""
 
     @abstractmethod
     def sink(self) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class Bucket(Destination):
 class Topic(Destination):
     """A Kafka broker; one partition, since the key of all rounds is the same."""
 
-    name, content, full_every_rounds = "topic", "diff", 10
+    name, content, wholes_between = "topic", "diff", True
 
     def __init__(self, folder: Path) -> None:
         self._broker = new_broker(folder)
@@ -143,8 +143,7 @@ class Topic(Destination):
         self._made = False
 
     def sink(self) -> dict[str, Any]:
-        told = {"content": self.content, "full_every_rounds": self.full_every_rounds}
-        return {"type": "kafka", "brokers": [self._broker.address], "topic": TOPIC, **told}
+        return {"type": "kafka", "brokers": [self._broker.address], "topic": TOPIC, "content": self.content}
 
     def start(self) -> None:
         self._broker.start()
