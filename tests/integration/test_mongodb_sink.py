@@ -11,6 +11,7 @@ from urllib.parse import quote_plus
 import pytest
 from tests.services.mongodb import PASSWORD, USER, MongoServer, new_database
 from tests.services.service import free_port
+from tests.unit.server_fixture import small
 
 from gpuflight.collectors.base import Collector
 from gpuflight.core.controller import Controller
@@ -20,6 +21,7 @@ from gpuflight.graph.diff import diff
 from gpuflight.registry import plugins
 from gpuflight.round_documents import graph_from
 from gpuflight.rounds import Environment, Round
+from gpuflight.server.subscriber_manager import SubscriberManager
 from gpuflight.settings import Settings
 from gpuflight.sources.open import open_world
 from gpuflight.subscribers.base import INSTANCE_ID
@@ -303,3 +305,32 @@ def test_metadata_addresses_are_never_called(host: str) -> None:
     with pytest.raises(DeliveryError, match=r"never called|not the address") as caught:
         subscriber.start()
     assert not caught.value.retryable
+
+
+def test_over_rest(mongodb: MongoServer, tmp_path: Path) -> None:
+    """Made, tried, delivered to, shown without its connection string, brought back by the next process."""
+    database, password = new_database(), "hunter2hunter2"
+    body = {"type": "mongodb", "name": "db", "uri": mongodb.uri, "database": database, "namespace": "node-1"}
+    with small() as served:
+        served.subscribers.rules = Rules(url_hosts=("127.0.0.1",))
+        served.subscribers.path = str(tmp_path / "subscribers.json")
+        root = "/api/v1/subscribers"
+        made = served.send("POST", root, 201, body).json()
+        assert made["settings"]["uri"] == "********" and made["settings"]["database"] == database
+        assert served.send("POST", f"{root}/db/test", 200).json()["ok"] is True
+        served.round()
+        assert served.subscribers.flush(LONG_S)
+        assert read(mongodb, database).nodes.keys() == served.controller.latest.graph.nodes.keys()
+        served.send("PATCH", f"{root}/db", 200, {"retention_days": 1})
+        served.round()
+        assert served.subscribers.flush(LONG_S), "the connection string is still known"
+        for uri in (f"mongodb://u:{password}@10.9.9.9", f"mongodb://u:{password}@a,b", f"mongodb://u:{password}@h:x"):
+            answer = served.client.post(root, json={**body, "name": "other", "uri": uri})
+            assert answer.status_code in (403, 422), answer.text
+            assert password not in answer.text
+        [status] = served.get(root).json()["subscribers"]
+        assert status["statistics"]["sent"] == 1 and mongodb.uri not in str(status)  # since it was changed
+        again = SubscriberManager(served.subscribers.rules, served.subscribers.path)
+        again.restore()
+        assert again.names() == ["db"]
+        again.close(5.0)
