@@ -73,10 +73,10 @@ def test_configurations_shown_in_the_docs_load(tmp_path: Path) -> None:
         make_subscribers(settings)
 
 
-CONFIGS = sorted((ROOT / "configs").iterdir())
+CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*") if path.is_file())
 
 
-@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: path.name)
+@pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT / "configs")))
 def test_ready_configurations_load_and_change_something(path: Path) -> None:
     settings = load(str(path))
     assert make_collectors(settings)

@@ -18,6 +18,8 @@ FOLDER = "consume"
 def for_consumer(settings: Settings) -> Settings:
     """The settings of a server that consumes: it looks at the fleet's database in place of its host, unless a collector
     is enabled by name, and keeps apart from a server of this host. Raises ConfigError."""
+    from pydantic import SecretStr
+
     from gpuflight.cli.plugin_settings import collector_names, make_consume
     from gpuflight.subscribers.spool import state_folder
 
@@ -28,13 +30,16 @@ def for_consumer(settings: Settings) -> Settings:
     }
     blocks |= {name: block for name, block in settings.collectors.items() if name not in blocks}  # told as unknown
     shared = {
-        "uri": mongodb.uri,
+        "uri": SecretStr(mongodb.full_uri()),
         "database": mongodb.database,
         "tls_ca_file": mongodb.tls_ca_file,
         "tls_certificate_key_file": mongodb.tls_certificate_key_file,
     }
-    if FLEET in blocks and "uri" not in blocks[FLEET]:
-        blocks[FLEET] = {**shared, **blocks[FLEET]}
+    limits = settings.limits
+    room = {"max_entities": limits.max_nodes * 9 // 10, "max_edges": limits.max_edges * 9 // 10, "show_own": True}
+    if FLEET in blocks:
+        elsewhere = "uri" in blocks[FLEET]
+        blocks[FLEET] = {**room, **({} if elsewhere else shared), **blocks[FLEET]}
     folder = os.path.join(settings.server.state_folder or state_folder(), FOLDER)
     changed = settings.model_copy(
         update={"collectors": blocks, "server": settings.server.model_copy(update={"state_folder": folder})}

@@ -9,7 +9,7 @@ from gpuflight.server.consume.store import FleetWriter
 
 
 def make_loop(settings: ConsumeSettings) -> Loop:
-    """A consumer that has not been started, and has touched nothing. Raises MissingExtra."""
+    """A consumer that has not been started, and has touched nothing. Raises MissingExtra, ConfigError."""
     from importlib.util import find_spec
 
     from gpuflight.errors import MissingExtra
@@ -18,8 +18,9 @@ def make_loop(settings: ConsumeSettings) -> Loop:
     if find_spec("pymongo") is None:
         raise MissingExtra("pymongo", "mongodb", "writing rounds to MongoDB")
     mongodb = settings.mongodb
+    options = mongodb.options()
     return Loop(
         lambda: KafkaClient(settings, settings.group),
-        lambda: FleetWriter(mongodb.options(), mongodb.database, mongodb.retention_days),
+        lambda: FleetWriter(options, mongodb.database, mongodb.retention_days),
         settings,
     )

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+from urllib.parse import quote_plus
 
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, model_validator
+
+from gpuflight.errors import ConfigError
 from gpuflight.server.consume.kafka import OURS
 from gpuflight.sources.mongo_client import MongoOptions, split_uri
 from gpuflight.subscribers.kafka_settings import KafkaConnection
@@ -16,7 +19,12 @@ class ConsumeMongo(BaseModel):
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
 
-    uri: SecretStr = Field(description="connection string, mongodb:// or mongodb+srv://")
+    uri: SecretStr = Field(description="connection string, mongodb:// or mongodb+srv://; shown masked")
+    username: str | None = Field(default=None, min_length=1, description="user, if the connection string names none")
+    password: SecretStr | None = Field(default=None, description="password of that user")
+    password_file: str | None = Field(
+        default=None, min_length=1, description="path of a file that holds the password, in place of `password`"
+    )
     database: str = Field(default="gpuflight", pattern=r"^[A-Za-z0-9_\-]{1,38}$", description="name of the database")
     tls_ca_file: str | None = Field(
         default=None, min_length=1, description="path of PEM certificates to trust instead of the system's"
@@ -38,15 +46,44 @@ class ConsumeMongo(BaseModel):
         split_uri(value.get_secret_value())
         return value
 
+    @model_validator(mode="after")
+    def _login_fits_together(self) -> ConsumeMongo:
+        given = [value for value in (self.password, self.password_file) if value is not None]
+        if len(given) != (self.username is not None):
+            raise ValueError("username goes together with one of password and password_file")
+        if self.username is not None and "@" in self.uri.get_secret_value():
+            raise ValueError("username: the connection string names a user already")
+        return self
+
+    def full_uri(self) -> str:
+        """The connection string with user and password. Reads ``password_file``. Raises ConfigError."""
+        uri = self.uri.get_secret_value()
+        if self.username is None:
+            return uri
+        password = self.password.get_secret_value() if self.password is not None else self._password_of_file()
+        scheme, _, rest = uri.partition("://")
+        return f"{scheme}://{quote_plus(self.username)}:{quote_plus(password)}@{rest}"
+
     def options(self) -> MongoOptions:
         """How to connect. Unless the connection string says otherwise, a write counts when it is in the journal: what
-        Kafka is told to be done must not vanish with a database that is killed."""
+        Kafka is told to be done must not vanish with a database that is killed. Raises ConfigError."""
         return MongoOptions(
-            uri=_journaled(self.uri.get_secret_value()),
+            uri=_journaled(self.full_uri()),
             timeout_s=self.timeout_s,
             tls_ca_file=self.tls_ca_file or "",
             tls_certificate_key_file=self.tls_certificate_key_file or "",
         )
+
+    def _password_of_file(self) -> str:
+        where = f"consume.mongodb.password_file: {self.password_file}"
+        try:
+            with open(self.password_file or "", encoding="utf-8") as file:
+                password = file.read(4096).strip()
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{where}: {getattr(error, 'strerror', None) or 'no text'}") from None
+        if not password:
+            raise ConfigError(f"{where}: is empty")
+        return password
 
 
 class ConsumeSettings(KafkaConnection):
