@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 from typing import Any, Literal
 
 from pydantic import Field
@@ -116,17 +117,22 @@ class Kafka(PackedSubscriber):
             raise DeliveryError("not started", retryable=False)
         deadline_s = time.monotonic() + float(self.settings.deliver_deadline_s)
         while True:
-            rounds = [self._cut(batch[0], client.limit_bytes, trial)]
-            try:
-                rounds += [self._cut(packed, client.limit_bytes, trial) for packed in batch[1:]]
-            except DeliveryError:
-                pass  # told when it is the first
+            rounds = self._cut_all(batch, client.limit_bytes, trial)
             try:
                 return client.deliver(rounds, deadline_s - time.monotonic())
             except MessageTooLarge:
                 # The topic takes less than it did, or than anyone told: smaller parts may pass.
                 if not client.shrink() or time.monotonic() >= deadline_s:
                     raise
+
+    def _cut_all(self, batch: list[Parcel], limit_bytes: int, trial: bool) -> Iterator[list[Message]]:
+        yield self._cut(batch[0], limit_bytes, trial)
+        for packed in batch[1:]:
+            try:
+                messages = self._cut(packed, limit_bytes, trial)
+            except DeliveryError:
+                return  # told when it is the first
+            yield messages
 
     def _cut(self, packed: Parcel, limit_bytes: int, trial: bool) -> list[Message]:
         # What waited on disk may be of other settings: the bytes tell their coding themselves, JSON begins with {.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from gpuflight.errors import DeliveryError, MissingExtra
@@ -41,13 +41,15 @@ MESSAGE_BYTES_MIN = 2000
 class _Flight:
     """Messages that are on their way, of one or more rounds. ``pending[n]`` counts those of round n."""
 
-    def __init__(self, rounds: int) -> None:
-        self.pending = [0] * rounds
+    def __init__(self) -> None:
+        self.pending: list[int] = []
         self.under_way = 0
         self.error: Any = None
 
-    def reporter(self, index: int) -> Callable[[Any, Any], None]:
-        """Takes the delivery reports of one round."""
+    def reporter(self, messages: int) -> Callable[[Any, Any], None]:
+        """One more round, of so many messages; takes their delivery reports."""
+        index = len(self.pending)
+        self.pending.append(messages)
 
         def report(error: Any, _message: Any) -> None:
             self.under_way -= 1
@@ -107,18 +109,16 @@ class KafkaClient:
         self._learn(timeout_s)
         self._producer = self._new_producer()
 
-    def deliver(self, rounds: Sequence[Sequence[Message]], timeout_s: float) -> int:
-        """Send the messages of one or more rounds, in order, and wait until the brokers have acknowledged them. Returns
-        how many of the first rounds have arrived, at least one; raises DeliveryError if the first has not. Then no
-        message is under way any more, and a later try cannot be overtaken by this one."""
+    def deliver(self, rounds: Iterable[Sequence[Message]], timeout_s: float) -> int:
+        """Send the messages of one or more rounds, in order, the first while the next are being made, and wait until
+        the brokers have acknowledged them. Returns how many of the first rounds have arrived, at least one; raises
+        DeliveryError if the first has not. Then no message is under way any more, and none can overtake a later try."""
         deadline_s = time.monotonic() + timeout_s
         self._recheck()
         if self._producer is None:
             self._producer = self._new_producer()
         self._reasons.clear()
-        flight = _Flight(len(rounds))
-        for index, messages in enumerate(rounds):
-            flight.pending[index] = len(messages)
+        flight = _Flight()
         self._produce(rounds, flight, deadline_s)
         self._await(flight, deadline_s)
         late = flight.under_way > 0 and flight.error is None
@@ -159,12 +159,12 @@ class KafkaClient:
 
     # --- messages ---
 
-    def _produce(self, rounds: Sequence[Sequence[Message]], flight: _Flight, deadline_s: float) -> None:
+    def _produce(self, rounds: Iterable[Sequence[Message]], flight: _Flight, deadline_s: float) -> None:
         from confluent_kafka import KafkaException
 
         producer, topic = self._producer, self._connection.topic
-        for index, messages in enumerate(rounds):
-            report = flight.reporter(index)
+        for messages in rounds:
+            report = flight.reporter(len(messages))
             for message in messages:
                 while True:
                     flight.under_way += 1

@@ -22,6 +22,7 @@ the header ``gpuflight-trial`` is a trial delivery, and no round.
 
 from __future__ import annotations
 
+import functools
 import time
 import zlib
 from collections import OrderedDict
@@ -89,7 +90,7 @@ def cut(
         ("time_ns", b"%d" % time_ns),
         ("content", b"graph" if base is None else b"diff"),
         ("encoding", encoding.encode()),
-        ("crc32", b"%d" % zlib.crc32(data)),
+        ("crc32", b"%d" % _crc32()(data)),
     ]
     if base is not None:
         common.append(("base", b"%d" % base))
@@ -287,6 +288,16 @@ class Assembler:
         self._bytes -= self._unfinished.pop(name).size_bytes
 
 
+@functools.cache
+def _crc32() -> Callable[[bytes], int]:
+    """The same sum, several times as fast where isal is installed."""
+    try:
+        from isal import isal_zlib
+    except ImportError:
+        return zlib.crc32
+    return isal_zlib.crc32
+
+
 def _head(found: Mapping[str, bytes | None]) -> _Head | None:
     """The headers of a part; None if something is missing or makes no sense."""
     instance, content, encoding = (_text(found.get(name)) for name in ("instance", "content", "encoding"))
@@ -318,7 +329,7 @@ def _number(raw: bytes | None) -> int | None:
 
 def _decoded(whole: bytes, head: _Head, max_bytes: int) -> bytes | None:
     """The whole without its content coding; None if it is damaged or too large."""
-    if zlib.crc32(whole) != head.crc32:
+    if _crc32()(whole) != head.crc32:
         return None
     if head.encoding == "none":
         return whole if len(whole) <= max_bytes else None
