@@ -41,7 +41,7 @@ class Lines:
         if not end:
             self._hold(chunk)
             return b"", place
-        lines = b"".join([*self._held, chunk[:end]])
+        lines = b"".join([*self._held, memoryview(chunk)[:end]]) if self._held else chunk[:end]
         self._held, self._held_bytes = [], 0
         self.offset += len(lines)
         self._hold(chunk[end:])

@@ -24,12 +24,8 @@ _any_rows = msgspec.json.Decoder(list[Any])
 
 
 @lru_cache(maxsize=64)
-def _row_skeleton(width: int) -> bytes:
-    return b"[" + b"," * (width - 1) + b"]"
-
-
 def _skeleton(rows: int, width: int) -> bytes:
-    return b"[" + b",".join([_row_skeleton(width)] * rows) + b"]"
+    return b"[" + b",".join([b"[" + b"," * (width - 1) + b"]"] * rows) + b"]"
 
 
 def integers(text: bytes, width: int) -> Any:
@@ -38,8 +34,9 @@ def integers(text: bytes, width: int) -> Any:
     Negative values are there modulo 2^64: a view as int64 is exact.
     """
     np = numpy()
-    count = text.count(b"],") + 1
-    if text.translate(None, DIGITS) != _skeleton(count, width):
+    found = text.translate(None, DIGITS)
+    count = (len(found) - 1) // (width + 2)
+    if not count or found != _skeleton(count, width):
         return None
     values = np.fromstring(text.translate(None, _BRACKETS), dtype=np.ulonglong, sep=",")
     if values.size != count * width:

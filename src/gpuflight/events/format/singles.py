@@ -24,7 +24,8 @@ from gpuflight.events.ledger import Ledger, Place
 
 _raw_fields = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _KEPT_BYTES = 16 << 20
-"""Of line parts per type, before all are forgotten."""
+"""Of line parts and their rows per type, before all are forgotten."""
+_ROW_BYTES = 1000
 
 
 class Row(msgspec.Struct):
@@ -200,7 +201,7 @@ class Repeats:
         number = self.index[key] = len(self.rows)
         self.rows.append(row)
         self._signatures.append((session_id, frozenset(row.values), frozenset(row.extra)))
-        self._bytes += size
+        self._bytes += size + _ROW_BYTES
         return number
 
     @property

@@ -88,7 +88,6 @@ class SessionWriter:
         max_spool_bytes: int = MAX_SPOOL_BYTES,
         min_free_bytes: int = MIN_FREE_BYTES,
         compress: bool = True,
-        sync: bool = True,
     ) -> None:
         self.session_id = session_id or str(uuid.uuid4())
         self.path = os.path.join(os.path.abspath(folder), self.session_id)
@@ -98,7 +97,6 @@ class SessionWriter:
         self._rotate_after_ms = rotate_after_s * 1000
         self._limits = (max_spool_bytes, min_free_bytes)
         self._compress = compress
-        self._sync = sync
         self._guard = threading.RLock()
         self._rows: dict[str, _Rows] = {}
         self._batch_ids: dict[str, int] = {}
@@ -208,7 +206,7 @@ class SessionWriter:
                 self._last_sync_s = self._last_flush_s
             if not self.stopped:
                 for window in self._windows.values():
-                    window.flush(sync=sync and self._sync)
+                    window.flush(sync=sync)
 
     def close(self) -> None:
         """Everything out, compressed and identified; the lock is given back. Raises OSError if an export failed.
