@@ -77,7 +77,10 @@ def run_server(argv: Sequence[str]) -> int:
     from gpuflight.cli.plugin_settings import effective, make_subscribers
     from gpuflight.cli.session import dump_config, load_settings, start_logging
 
-    arguments = build_parser().parse_args(argv)
+    parser = build_parser()
+    arguments = parser.parse_args(argv)
+    if arguments.consume and arguments.replay:
+        parser.error("--consume: not with --replay, a recording holds no topic")
     settings = load_settings(arguments)
     if arguments.consume:
         settings = for_consumer(settings)
