@@ -193,10 +193,11 @@ def test_the_key_is_the_host_name_unless_said_otherwise(
 
 
 def test_several_rounds_at_once(kafka_broker: Broker, topic: str, make_sink: Callable[..., Kafka]) -> None:
+    broker = needs_kafka(kafka_broker)
     rounds = make_rounds(50)
     sink = make_sink()
     assert sink.send_batch([sink.pack(completed, None) for completed in rounds]) == 50
-    found, _ = assembled(kafka_broker.messages(topic))
+    found, _ = assembled(broker.messages(topic))
     assert [one.number for one in found] == list(range(1, 51))
 
 
@@ -396,7 +397,7 @@ def test_f08_throttled_messages_are_waited_for(
 def test_a_broker_that_is_down_at_the_start_is_waited_for(
     make_broker: Callable[[], Broker], make_sink: Callable[..., Kafka], tmp_path: Path
 ) -> None:
-    broker = make_broker()
+    broker = needs_kafka(make_broker())
     broker.kill()
     sink = make_sink(
         start=False, brokers=[broker.address], topic="waits", policy="spool", spool_folder=str(tmp_path),

