@@ -23,11 +23,11 @@ PATIENCE_S = 90.0
 Answer = TypeVar("Answer")
 
 
-def until(reached: Callable[[], Answer]) -> Answer:
-    """Wait for something; fails if it never comes."""
+def until(reached: Callable[[], Answer], tell: Callable[[], Any] = lambda: None) -> Answer:
+    """Wait for something; fails if it never comes, with what ``tell`` then says."""
     end_s = time.monotonic() + PATIENCE_S
     while not (found := reached()):
-        assert time.monotonic() < end_s, "it never came"
+        assert time.monotonic() < end_s, f"it never came: {tell()}"
         time.sleep(0.02)
     return found
 
