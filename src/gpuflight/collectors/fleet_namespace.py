@@ -70,7 +70,8 @@ class Namespace:
                 return
             full = head.seq <= self._seq  # a database that was set back, or made anew, counts from lower again
         for _ in range(_TRIES):
-            self._read(reader, head.seq, full or self.view is None)
+            # Of a round that is being written more may come under the number that it has.
+            self._read(reader, head.seq if head.complete else head.complete_seq, full or self.view is None)
             full = False
             found = reader.head(self.name)
             try:
