@@ -151,6 +151,11 @@ class Topic(Destination):
             self._broker.create_topic(TOPIC)
             self._made = True
 
+    @property
+    def address(self) -> str:
+        """Where the broker listens."""
+        return self._broker.address
+
     def kill(self) -> None:
         self._broker.kill()
 
@@ -220,7 +225,16 @@ class Store(Destination):
     def pid(self) -> int | None:
         return self._server.pid
 
+    @property
+    def uri(self) -> str:
+        """Where the database listens."""
+        return self._server.uri
+
     def arrived(self) -> list[Arrival]:
+        return self.rounds_in("gpuflight")
+
+    def rounds_in(self, database: str) -> list[Arrival]:
+        """All rounds of a database."""
         with self._server.client() as client:
-            rounds = client["gpuflight"]["rounds"].find({}, {"instance": 1, "round": 1})
+            rounds = client[database]["rounds"].find({}, {"instance": 1, "round": 1})
             return [Arrival(one["instance"][:12], one["round"]) for one in rounds]

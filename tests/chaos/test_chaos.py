@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import random
 import time
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import httpx
-from tests.chaos.destinations import SPOOLED, Arrival, Bucket, Destination, Post, Store, Topic
+from tests.chaos.destinations import SPOOLED, TOPIC, Arrival, Bucket, Destination, Post, Store, Topic
 from tests.chaos.victims import ServerVictim, SpoolBook, until
 from tests.chaos.watch import Watch, growth, lateness, stalls
 
@@ -27,6 +28,7 @@ UNSTORED_MAX = 16
 SLACK = 4
 """Threads or descriptors that may come and go: connections to receivers and of whoever watches."""
 PEER = "peer-1"
+CONSUMED = "consumed"
 
 
 def havoc(victims: list[Any], dice: random.Random, after_kill: dict[Any, Any], duration_s: float) -> int:
@@ -68,7 +70,10 @@ def test_whatever_dies_what_a_spool_accepted_arrives_in_order_and_no_round_waits
             ],
         }
         main = ServerVictim(tmp_path / "main", config)
-        for server in (peer, main):
+        topic = next(one for one in destinations if isinstance(one, Topic))
+        store = next(one for one in destinations if isinstance(one, Store))
+        consumer = make_consumer(tmp_path / "consumer", topic, store)
+        for server in (peer, main, consumer):
             stack.callback(server.kill)
             server.start()
 
@@ -78,7 +83,7 @@ def test_whatever_dies_what_a_spool_accepted_arrives_in_order_and_no_round_waits
 
         watch = Watch(main)
         until(lambda: watch.lives and len(watch.lives[0]) > 4)
-        killed_count = havoc([*destinations, peer, main], dice, {main: read_books}, DURATION_S)
+        killed_count = havoc([*destinations, peer, main, consumer], dice, {main: read_books}, DURATION_S)
         assert killed_count >= DURATION_S / 10
         until(lambda: fresh_peer(main.url), lambda: hosts(main.url))
         watch.close()
@@ -89,6 +94,8 @@ def test_whatever_dies_what_a_spool_accepted_arrives_in_order_and_no_round_waits
         main.kill()
         read_books()
         arrived = [one.arrived() for one in destinations]
+        published = {(one.instance, one.number) for one in topic.arrived()}
+        wait_consumed(lambda: {(one.instance, one.number) for one in store.rounds_in(CONSUMED)}, published)
 
     for destination, book, rounds in zip(destinations, books, arrived, strict=True):
         assert not book.waiting, "all was delivered"
@@ -107,6 +114,21 @@ def make_destinations(folder: Path) -> list[Destination]:
     """One of each kind, not started yet."""
     posts = [Post(folder / f"post-{content}", SEED, content) for content in ("graph", "diff")]
     return [*posts, Bucket(), Topic(folder / "kafka"), Store(folder / "mongodb")]
+
+
+def make_consumer(folder: Path, topic: Topic, store: Store) -> ServerVictim:
+    """A server that takes the rounds out of the topic again and puts them into a database of its own."""
+    mongodb = {"uri": store.uri, "database": CONSUMED, "timeout_s": 3.0}
+    quick = {"client": {"session.timeout.ms": 6000}, "retry_first_s": 0.1, "retry_max_s": 0.5}
+    consume = {"brokers": [topic.address], "topic": TOPIC, "mongodb": mongodb, **quick}
+    return ServerVictim(folder, {"interval_s": 1.0, "consume": consume}, "--consume", "kafka")
+
+
+def wait_consumed(there: Callable[[], set[tuple[str, int]]], published: set[tuple[str, int]]) -> None:
+    """Wait until all is there, as long as it goes on."""
+    while (now := there()) != published:
+        assert now <= published
+        until(lambda now=now: there() != now, lambda now=now: sorted(published - now))  # type: ignore[misc]
 
 
 def split(key: str) -> tuple[str, int]:

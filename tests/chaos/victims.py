@@ -96,17 +96,19 @@ class ReceiverVictim(Victim):
 
 
 class ServerVictim(Victim):
-    """``gpuflight-server`` with a configuration; ``machine_id`` makes it one of another machine (needs root)."""
+    """``gpuflight-server`` with a configuration and arguments; ``machine_id`` makes it one of another machine (needs
+    root)."""
 
     name = "server"
 
-    def __init__(self, folder: Path, config: dict[str, Any], machine_id: str = "") -> None:
+    def __init__(self, folder: Path, config: dict[str, Any], *arguments: str, machine_id: str = "") -> None:
         super().__init__(folder)
         self.port = free_port()
         server = {"port": self.port, "auth": {"store_file": str(folder / "tokens.json")}}
         server["state_folder"] = str(folder / "state")
         self.config = folder / "server.json"
         self.config.write_text(json.dumps({**config, "server": server}))
+        self.arguments = arguments
         self.machine_id = machine_id
 
     @property
@@ -115,7 +117,7 @@ class ServerVictim(Victim):
         return f"http://127.0.0.1:{self.port}"
 
     def command(self) -> list[str]:
-        command = [SERVER, "--config", str(self.config)]
+        command = [SERVER, "--config", str(self.config), *self.arguments]
         if not self.machine_id:
             return command
         (self.folder / "machine-id").write_text(self.machine_id + "\n")
