@@ -5,7 +5,7 @@
 """
 
 from gpuflight.events.store.catalogue import Catalogue, Session
-from gpuflight.events.store.records import Overlap, Relation, Source, Written
+from gpuflight.events.store.records import Overlap, Part, Relation, Source, Written
 from gpuflight.events.store.store import EventStore
 
-__all__ = ["Catalogue", "EventStore", "Overlap", "Relation", "Session", "Source", "Written"]
+__all__ = ["Catalogue", "EventStore", "Overlap", "Part", "Relation", "Session", "Source", "Written"]

@@ -61,11 +61,21 @@ class Overlap(Exception):
         self.position = position
 
 
+class Part(NamedTuple):
+    """What one sender handed in: batches, where they come from, what was lost on the way here."""
+
+    batches: Sequence[Batch]
+    source: Source | None = None
+    ledger: Ledger | None = None
+
+
 class Written(msgspec.Struct):
-    """What a write did. ``repeated``: the source was stored already, nothing was done."""
+    """What a write did. ``repeated``: the source was stored already, nothing was done. ``stored_to``: only a part of it
+    was, up to here, and nothing was done."""
 
     rows: int = 0
     repeated: bool = False
+    stored_to: int | None = None
     ledger: Ledger = msgspec.field(default_factory=Ledger)
     rows_by_table: dict[str, int] = msgspec.field(default_factory=dict)
 
@@ -132,35 +142,36 @@ class Records:
 
         Raises Overlap if a part of the source is stored, InputError if the database refuses (a full disk).
         """
+        written = self.write_parts([Part(batches, source, ledger)])[0]
+        if written.stored_to is not None:
+            raise Overlap(written.stored_to)
+        return written
+
+    def write_parts(self, parts: Sequence[Part]) -> list[Written]:
+        """Store what several senders handed in, all or nothing, for the price of one write. A part of which something
+        is stored already is left out, and its answer says so. Raises InputError if the database refuses."""
         import duckdb
 
+        results = [Written() for _ in parts]
         with self._lock:
-            written = Written()
-            if source is not None and not source.renew:
-                position = self._position(source.name)
-                if position is not None and position >= source.end:
-                    written.repeated = True
-                    return written
-                if position is not None and position > source.start:
-                    raise Overlap(position)
+            new = self._new_parts(parts, results)
+            if not new:
+                return results
             cursor = self._connection
             try:
                 cursor.execute("BEGIN")
-                new = self._new(batches, written)
-                for table, group in _by_table(new).items():
-                    self._insert(TABLES[table], group, written)
-                self._insert_extra(new)
-                session_id = (source.session_id if source is not None else "") or (
-                    batches[0].session_id if batches else ""
-                )
-                session_no = self._number_of(session_id) if session_id else None
-                self._insert_losses(session_no or 0, ledger, written.ledger)
-                if source is not None:
-                    cursor.execute(
-                        "INSERT INTO source VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET position = excluded.position,"
-                        " session_no = coalesce(excluded.session_no, session_no), written_ns = excluded.written_ns",
-                        (source.name, source.end, session_no, time.time_ns()),
-                    )
+                fresh: list[tuple[int, Batch]] = []
+                noted: list[tuple[int, str, int, int]] = []
+                for part, written in new:
+                    found = self._new(part.batches, written, noted)
+                    _count(found, written)
+                    fresh += found
+                self._insert_noted(noted)
+                for table, group in _by_table(fresh).items():
+                    self._insert(TABLES[table], group)
+                self._insert_extra(fresh)
+                for part, written in new:
+                    self._insert_end(part, written)
                 cursor.execute("COMMIT")
             except BaseException as error:
                 self._forget()
@@ -171,9 +182,42 @@ class Records:
                 if isinstance(error, duckdb.Error):
                     raise InputError(f"{self.path}: {str(error).splitlines()[0]}") from error
                 raise
+            for part, _ in new:
+                if part.source is not None:
+                    self._positions[part.source.name] = part.source.end
+            return results
+
+    def _new_parts(self, parts: Sequence[Part], results: list[Written]) -> list[tuple[Part, Written]]:
+        """The parts whose sources are not stored."""
+        new: list[tuple[Part, Written]] = []
+        reached: dict[str, int] = {}  # by parts of this very write
+        for part, written in zip(parts, results, strict=True):
+            source = part.source
+            if source is not None and not source.renew:
+                position = reached.get(source.name, self._position(source.name))
+                if position is not None and position >= source.end:
+                    written.repeated = True
+                    continue
+                if position is not None and position > source.start:
+                    written.stored_to = position
+                    continue
             if source is not None:
-                self._positions[source.name] = source.end
-            return written
+                reached[source.name] = source.end
+            new.append((part, written))
+        return new
+
+    def _insert_end(self, part: Part, written: Written) -> None:
+        """What was lost, and how far the source is stored now."""
+        source, batches = part.source, part.batches
+        session_id = (source.session_id if source is not None else "") or (batches[0].session_id if batches else "")
+        session_no = self._number_of(session_id) if session_id else None
+        self._insert_losses(session_no or 0, part.ledger, written.ledger)
+        if source is not None:
+            self._connection.execute(
+                "INSERT INTO source VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET position = excluded.position,"
+                " session_no = coalesce(excluded.session_no, session_no), written_ns = excluded.written_ns",
+                (source.name, source.end, session_no, time.time_ns()),
+            )
 
     def position(self, source: str) -> int | None:
         """How far a source is stored; None: nothing of it."""
@@ -196,10 +240,12 @@ class Records:
         self._batches.clear()
         self._positions.clear()
 
-    def _new(self, batches: Sequence[Batch], written: Written) -> list[tuple[int, Batch]]:
-        """The batches that are not stored yet, with the numbers of their sessions; notes them as stored."""
+    def _new(
+        self, batches: Sequence[Batch], written: Written, noted: list[tuple[int, str, int, int]]
+    ) -> list[tuple[int, Batch]]:
+        """The batches that are not stored yet, with the numbers of their sessions; ``noted`` gets what is to be noted
+        as stored."""
         fresh: list[tuple[int, Batch]] = []
-        noted: list[tuple[int, str, int, int]] = []
         digests: dict[tuple[int, str, int], list[int]] = {}
         for batch in batches:
             session_no = self._number_of(batch.session_id)
@@ -222,6 +268,9 @@ class Records:
             session_no = self._number_of(batch.session_id)
             if batch.batch_id is None or (session_no, batch.wire_type, batch.batch_id) not in repeated:
                 fresh.append((session_no, batch))
+        return fresh
+
+    def _insert_noted(self, noted: list[tuple[int, str, int, int]]) -> None:
         if noted:
             self._insert_columns(
                 "batch",
@@ -232,7 +281,6 @@ class Records:
                     "digest": self._np.array([row[3] for row in noted], dtype="uint64"),
                 },
             )
-        return fresh
 
     def _known(self, session_no: int) -> dict[tuple[str, int], int]:
         known = self._batches.get(session_no)
@@ -253,7 +301,7 @@ class Records:
             digest = zlib.crc32(raw, zlib.crc32(name.encode(), digest))
         return digest
 
-    def _insert(self, table: Table, group: list[tuple[int, Batch]], written: Written) -> None:
+    def _insert(self, table: Table, group: list[tuple[int, Batch]]) -> None:
         """The batches of one table: those with the same columns at once."""
         np = self._np
         alike: dict[tuple[str, ...], list[tuple[int, Batch]]] = {}
@@ -279,9 +327,6 @@ class Records:
             if table.key:
                 columns = _last_of_each_key(np, key_of(table), columns)
             self._insert_columns(table.name, columns, table if table.key else None)
-            rows = sum(counts)
-            written.rows += rows
-            written.rows_by_table[table.name] = written.rows_by_table.get(table.name, 0) + rows
 
     def _insert_columns(self, table: str, columns: dict[str, Any], upsert: Table | None = None) -> None:
         self._connection.register("incoming", columns)
@@ -361,6 +406,12 @@ class Records:
         """Write everything to the file proper and give it back."""
         with self._lock:
             self._connection.close()
+
+
+def _count(batches: list[tuple[int, Batch]], written: Written) -> None:
+    for _, batch in batches:
+        written.rows += batch.count
+        written.rows_by_table[batch.table] = written.rows_by_table.get(batch.table, 0) + batch.count
 
 
 def _by_table(batches: list[tuple[int, Batch]]) -> dict[str, list[tuple[int, Batch]]]:

@@ -10,7 +10,7 @@ from typing import Any
 from gpuflight.events.batch import Batch
 from gpuflight.events.ledger import Ledger
 from gpuflight.events.store.catalogue import Catalogue, Session
-from gpuflight.events.store.records import Records, Relation, Source, Written
+from gpuflight.events.store.records import Part, Records, Relation, Source, Written
 from gpuflight.events.store.retention import RetentionSettings, expired
 from gpuflight.events.tables import TABLES
 
@@ -49,6 +49,13 @@ class EventStore:
         for session_id, facts in _facts(batches).items():
             self.catalogue.learn(self._number(session_id), self._wall_ns(), facts)
         return self.records.write(batches, source, ledger)
+
+    def write_parts(self, parts: Sequence[Part]) -> list[Written]:
+        """Store what several senders handed in, all or nothing. See ``Records.write_parts``."""
+        batches = [batch for part in parts for batch in part.batches]
+        for session_id, facts in _facts(batches).items():
+            self.catalogue.learn(self._number(session_id), self._wall_ns(), facts)
+        return self.records.write_parts(parts)
 
     def complete(self, session_id: str) -> None:
         """The sender says that everything of a session was sent."""
