@@ -32,7 +32,7 @@ from gpuflight.graph import Graph, edges, nodes  # noqa: E402
 from gpuflight.graph.diff import diff  # noqa: E402
 from gpuflight.round_documents import StoredRound  # noqa: E402
 from gpuflight.sources.mongo_client import MongoOptions  # noqa: E402
-from gpuflight.subscribers import mongo_writer  # noqa: E402
+from gpuflight.subscribers import mongo_batches  # noqa: E402
 from gpuflight.subscribers.mongo_writer import MongoWriter  # noqa: E402
 
 GOAL = 0.6
@@ -92,6 +92,7 @@ def main() -> int:
     rounds = make_rounds(options.nodes, options.edges, options.rounds + 1)
     with tempfile.TemporaryDirectory() as folder:
         server = MongoServer(Path(folder) / "mongodb")
+        server.durable = False
         server.start()
         try:
             return measure(server, rounds)
@@ -108,13 +109,13 @@ def measure(server: MongoServer, rounds: list[StoredRound]) -> int:
     mirror.open()
     fleet = Fleet(FleetSettings(uri=server.uri, database="ours", timeout_s=TIMEOUT_S))  # type: ignore[arg-type]
     sent: list[tuple[str, list[Any]]] = []
-    bulk = mongo_writer._bulk
+    bulk = mongo_batches.bulk
 
     def kept(table: Any, batch: list[Any]) -> list[int]:
         sent.append((table.name, list(batch)))
         return bulk(table, batch)
 
-    mongo_writer._bulk = kept
+    mongo_batches.bulk = kept
     client = server.client()
     bare = client["bare"]
 

@@ -23,7 +23,7 @@ from gpuflight.graph.diff import diff
 from gpuflight.graph.edges import SendTo
 from gpuflight.round_documents import StoredRound
 from gpuflight.sources.mongo_client import MongoOptions
-from gpuflight.subscribers import mongo_writer
+from gpuflight.subscribers import mongo_batches, mongo_writer
 from gpuflight.subscribers.mongo_writer import MongoWriter
 
 TIMEOUT_S = 60.0
@@ -157,8 +157,8 @@ def test_elements_beyond_16_mb(writer: MongoWriter, raw: Any) -> None:
 
 
 def test_many_more_than_one_batch(writer: MongoWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mongo_writer, "BATCH_COUNT", 7)
-    monkeypatch.setattr(mongo_writer, "BATCH_BYTES", 2000)
+    monkeypatch.setattr(mongo_batches, "BATCH_COUNT", 7)
+    monkeypatch.setattr(mongo_batches, "BATCH_BYTES", 2000)
     graphs_of = [Graph([process(pid, v=number) for pid in range(number, number + 60)]) for number in range(3)]
     for number, graph in enumerate(graphs_of, 1):
         writer.write(stored(number, graph))
@@ -243,8 +243,8 @@ def test_a_writer_that_died_in_the_middle(
             raise Died
         return whole(table, batch)
 
-    whole = mongo_writer._bulk
-    monkeypatch.setattr(mongo_writer, "_bulk", dying)
+    whole = mongo_batches.bulk
+    monkeypatch.setattr(mongo_batches, "bulk", dying)
     with pytest.raises(Died):
         writer.write(stored(2, SECOND, FIRST))
     monkeypatch.undo()
@@ -269,7 +269,7 @@ def test_a_slow_writer_overwrites_nothing_newer(
     third = Graph([process(2, cpu_pct=9.5)])
     other = MongoWriter(MongoOptions(uri=mongodb.uri, timeout_s=TIMEOUT_S), database)
     other.open()
-    whole = mongo_writer._bulk
+    whole = mongo_batches.bulk
     hangs, goes_on = threading.Event(), threading.Event()
 
     def slow(table: Any, batch: Any) -> Any:
@@ -287,7 +287,7 @@ def test_a_slow_writer_overwrites_nothing_newer(
             failed.append(error)
 
     thread = threading.Thread(target=write)
-    monkeypatch.setattr(mongo_writer, "_bulk", slow)
+    monkeypatch.setattr(mongo_batches, "bulk", slow)
     try:
         thread.start()
         assert hangs.wait(TIMEOUT_S)

@@ -29,7 +29,7 @@ class MongoServer(Service):
 
     login = False
     tls = False
-    durable = False
+    durable = True
     """Whether what was acknowledged survives ``kill``: SecantusDB keeps its log in memory otherwise."""
 
     @property
@@ -113,6 +113,7 @@ def mongodb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MongoServer]:
     if "PYTEST_XDIST_WORKER" in os.environ:
         base = base.parent
     server = MongoServer(base / "mongodb")
+    server.durable = False
     server.start()
     yield server
     server.release()
@@ -125,7 +126,6 @@ def own_mongodb(tmp_path: Path) -> Iterator[Callable[[], MongoServer]]:
 
     def make() -> MongoServer:
         server = MongoServer(tmp_path / f"mongodb-{len(made)}")
-        server.durable = True
         made.append(server)
         return server
 

@@ -45,6 +45,7 @@ def _database() -> mongodb.MongoServer:
     """Until this process ends."""
     folder = Path(tempfile.mkdtemp(prefix="gpuflight-mongodb-"))
     server = mongodb.MongoServer(folder)
+    server.durable = False
     atexit.register(shutil.rmtree, folder, ignore_errors=True)
     atexit.register(server.kill)
     server.start()

@@ -29,28 +29,19 @@ from gpuflight.round_documents import (
     edge_document,
     edge_document_id,
     entity_document,
-    finding_document,
     graph_from,
     head_fields,
     head_from,
     moment,
     parts_from,
-    round_document,
 )
 from gpuflight.sources.mongo_client import Connection, MongoOptions, connect, driver_errors, split_uri, trouble
+from gpuflight.subscribers.mongo_batches import Changes, RoundWriting
 
 if TYPE_CHECKING:
-    from pymongo import InsertOne, UpdateOne
-    from pymongo.collection import Collection
     from pymongo.database import Database
 
-    Operation = InsertOne[dict[str, Any]] | UpdateOne
-    Table = Collection[dict[str, Any]]
-
-BATCH_COUNT = 2000
-BATCH_BYTES = 8 * 1024 * 1024
 DAY_NS = 86_400 * 1_000_000_000
-_DUPLICATE_KEY = 11000
 INDEXES: dict[str, tuple[tuple[str, ...], ...]] = {
     "entities": (("namespace", "kind"), ("namespace", "seq")),
     "edges": (("namespace", "source"), ("namespace", "target"), ("namespace", "seq")),
@@ -79,14 +70,6 @@ class _Last(Struct):
     instance: str
     number: int
     graph: Graph
-
-
-class _Changes(Struct):
-    """What has to be written: documents that are new there, those that may be there, and what has gone, by ``_id``."""
-
-    new: list[Document]
-    changed: list[Document]
-    gone: list[str]
 
 
 class MongoWriter:
@@ -178,7 +161,7 @@ class MongoWriter:
         # A head that somebody deleted leaves elements behind, with stamps that must not be higher than the next.
         floor = head.seq if found is not None else self._highest(namespace)
         seq = self._claim(head, floor + 1, found is None, now_ns)
-        writing = _Writing(self, stored, seq, now_ns)
+        writing = RoundWriting(self._database(), stored, seq, self._expire_at(now_ns))
         known = self._known(stored, head, now_ns)
         entities, edges = known if known is not None else self._compared(stored)
         writing.elements("entities", entities)
@@ -202,6 +185,9 @@ class MongoWriter:
             found = self._database()[collection].find({"namespace": namespace}, {"seq": 1}).sort("seq", -1).limit(1)
             stamps += [int(document.get("seq", 0)) for document in found]
         return max(stamps)
+
+    def _expire_at(self, now_ns: int) -> Any:
+        return moment(now_ns + self._retention_ns) if self._retention_ns else None
 
     def _claim(self, head: Head, seq: int, is_new: bool, now_ns: int) -> int:
         fields: dict[str, Any] = {"seq": seq, "namespace": head.namespace, "claimed": moment(now_ns)}
@@ -230,7 +216,7 @@ class MongoWriter:
         text = f"{self._address.where}: another writer is writing {namespace} at the same time"
         return DeliveryError(text, retryable=True)
 
-    def _known(self, stored: StoredRound, head: Head, now_ns: int) -> tuple[_Changes, _Changes] | None:
+    def _known(self, stored: StoredRound, head: Head, now_ns: int) -> tuple[Changes, Changes] | None:
         """What changed, if that can be told without asking."""
         if not head.complete or not head.complete_seq or now_ns < head.unsettled_until_ns:
             return None
@@ -249,29 +235,29 @@ class MongoWriter:
         nodes = [*change.nodes_added, *(step.after for step in change.nodes_changed)]
         edges = [*change.edges_added, *(step.after for step in change.edges_changed)]
         return (
-            _Changes(
+            Changes(
                 [], [entity_document(name, e) for e in nodes], [document_id(name, id_) for id_ in change.nodes_removed]
             ),
-            _Changes(
+            Changes(
                 [],
                 [edge_document(name, e) for e in edges],
                 [edge_document_id(name, *key) for key in change.edges_removed],
             ),
         )
 
-    def _compared(self, stored: StoredRound) -> tuple[_Changes, _Changes]:
+    def _compared(self, stored: StoredRound) -> tuple[Changes, Changes]:
         name = stored.namespace
         return (
             self._differing("entities", name, (entity_document(name, e) for e in stored.graph.nodes.values())),
             self._differing("edges", name, (edge_document(name, e) for e in stored.graph.edges.values())),
         )
 
-    def _differing(self, collection: str, namespace: str, documents: Iterable[Document]) -> _Changes:
+    def _differing(self, collection: str, namespace: str, documents: Iterable[Document]) -> Changes:
         there = {
             found["_id"]: None if found.get("gone") else found.get("hash")
             for found in self._database()[collection].find({"namespace": namespace}, {"hash": 1, "gone": 1})
         }
-        changes = _Changes([], [], [])
+        changes = Changes([], [], [])
         for document in documents:
             if document.id not in there:
                 changes.new.append(document)
@@ -314,150 +300,4 @@ class MongoWriter:
             raise DeliveryError(meaning.text, retryable=meaning.retryable) from None
 
 
-class _Writing:
-    """The documents of one round on their way, with its stamp."""
-
-    def __init__(self, writer: MongoWriter, stored: StoredRound, seq: int, now_ns: int) -> None:
-        self._database = writer._database()
-        self._stored = stored
-        self._namespace = stored.namespace
-        self._seq = seq
-        self._stamp = {
-            "seq": seq,
-            "instance": document_id("", stored.instance)[1:],
-            "round": stored.number,
-            "time": moment(stored.time_ns),
-        }
-        self._expire_at = moment(now_ns + writer._retention_ns) if writer._retention_ns else None
-        self._parts_written = 0
-
-    def elements(self, collection: str, changes: _Changes) -> None:
-        """Write entities or edges."""
-        from pymongo import InsertOne
-
-        self._parts(collection, (*changes.new, *changes.changed), None)
-        first = {"first_round": self._stamp["round"], "first_time": self._stamp["time"]}
-        alive = {"gone": False, "expire_at": None, **self._stamp}
-        crossed = self._send(
-            collection,
-            (
-                (InsertOne({"_id": document.id, **document.fields, **alive, **first}), document.size_bytes)
-                for document in changes.new
-            ),
-        )
-        # Somebody else put one there meanwhile, in a round before this one, or in a newer one.
-        again = [changes.new[index] for index in crossed]
-        self._send(collection, ((self._upsert(d, alive, first), d.size_bytes) for d in (*again, *changes.changed)))
-        self._send(collection, ((self._bury(id_), 200) for id_ in changes.gone))
-
-    def findings(self, always: bool) -> None:
-        """Write what the rules found, mark what they find no longer; nothing at all if there was and is nothing."""
-        if not self._stored.findings and not always:
-            return
-        documents = [finding_document(self._namespace, finding) for finding in self._stored.findings]
-        documents = list({document.id: document for document in documents}.values())
-        self._parts("findings", documents, None)
-        alive = {"gone": False, "expire_at": None, **self._stamp}
-        first = {"first_round": self._stamp["round"], "first_time": self._stamp["time"]}
-        self._send("findings", ((self._upsert(d, alive, first), d.size_bytes) for d in documents))
-        ended = {"namespace": self._namespace, "gone": False, "seq": {"$lt": self._seq}}
-        self._database["findings"].update_many(
-            ended, {"$set": {"gone": True, "expire_at": self._expire_at, **self._stamp}}
-        )
-
-    def round(self) -> None:
-        """Write what the round says beside its graph."""
-        document = round_document(self._stored)
-        self._parts("rounds", [document], self._expire_at)
-        fields = {**document.fields, "seq": self._seq, "expire_at": self._expire_at}
-        del fields["namespace"]
-        wanted = {"_id": document.id, "namespace": self._namespace}
-        self._database["rounds"].update_one(wanted, {"$set": fields}, upsert=True)
-
-    def sweep(self, always: bool) -> int:
-        """Delete parts that nothing refers to any more; how many are left. ``always``: also if none was written now."""
-        if not self._parts_written and not always:
-            return 0
-        table = self._database["parts"]
-        owners: dict[tuple[str, str], list[tuple[str, bytes]]] = {}
-        for part in table.find({"namespace": self._namespace}, {"collection": 1, "owner": 1, "hash": 1}):
-            owners.setdefault((part["collection"], part["owner"]), []).append((part["_id"], part["hash"]))
-        doomed: list[str] = []
-        kept_count = 0
-        for (collection, owner), parts in owners.items():
-            wanted = {"_id": owner, "namespace": self._namespace}
-            found = self._database[collection].find_one(wanted, {"hash": 1, "parts": 1}) or {}
-            current = found.get("hash") if found.get("parts") else None
-            doomed += [id_ for id_, digest in parts if digest != current]
-            kept_count += sum(1 for _, digest in parts if digest == current)
-        for start in range(0, len(doomed), BATCH_COUNT):
-            some = doomed[start : start + BATCH_COUNT]
-            table.delete_many({"namespace": self._namespace, "_id": {"$in": some}})
-        return kept_count
-
-    def _parts(self, collection: str, documents: Iterable[Document], expire_at: Any) -> None:
-        """What is too large for its document goes first: who sees the document finds them."""
-        from pymongo import UpdateOne
-
-        def operations() -> Iterator[tuple[Operation, int]]:
-            for document in documents:
-                for index, data in enumerate(document.parts):
-                    id_ = document_id(self._namespace, f"{collection}:{document.digest.hex()}:{index}:{document.id}")
-                    fields = {
-                        "collection": collection, "owner": document.id, "hash": document.digest, "index": index,
-                        "data": data, "expire_at": expire_at,
-                    }  # fmt: skip
-                    wanted = {"_id": id_, "namespace": self._namespace}
-                    self._parts_written += 1
-                    yield UpdateOne(wanted, {"$set": fields}, upsert=True), len(data)
-
-        self._send("parts", operations())
-
-    def _upsert(self, document: Document, alive: dict[str, Any], first: dict[str, Any]) -> UpdateOne:
-        from pymongo import UpdateOne
-
-        fields = {**document.fields, **alive}
-        del fields["namespace"]  # of the filter; a shard key is not set
-        return UpdateOne(self._older(document.id), {"$set": fields, "$setOnInsert": first}, upsert=True)
-
-    def _bury(self, id_: str) -> UpdateOne:
-        from pymongo import UpdateOne
-
-        fields = {"gone": True, "expire_at": self._expire_at, **self._stamp}
-        return UpdateOne(self._older(id_), {"$set": fields})
-
-    def _older(self, id_: str) -> dict[str, Any]:
-        return {"_id": id_, "namespace": self._namespace, "seq": {"$lt": self._seq}}
-
-    def _send(self, collection: str, operations: Iterable[tuple[Operation, int]]) -> list[int]:
-        """Send in batches. Gives the positions of those that met a document which is newer, or (inserts) there."""
-        table = self._database[collection]
-        crossed: list[int] = []
-        batch: list[Operation] = []
-        size_bytes = done_count = 0
-        for operation, operation_bytes in operations:
-            if batch and (len(batch) >= BATCH_COUNT or size_bytes + operation_bytes > BATCH_BYTES):
-                crossed += [done_count + index for index in _bulk(table, batch)]
-                done_count += len(batch)
-                batch, size_bytes = [], 0
-            batch.append(operation)
-            size_bytes += operation_bytes
-        if batch:
-            crossed += [done_count + index for index in _bulk(table, batch)]
-        return crossed
-
-
-def _bulk(table: Table, batch: list[Operation]) -> list[int]:
-    import pymongo.errors
-
-    try:
-        table.bulk_write(batch, ordered=False)
-    except pymongo.errors.BulkWriteError as error:
-        problems = error.details.get("writeErrors", ())
-        if error.details.get("writeConcernErrors") or any(p.get("code") != _DUPLICATE_KEY for p in problems):
-            raise
-        return [problem["index"] for problem in problems]
-    return []
-
-
-__all__ = ["BATCH_BYTES", "BATCH_COUNT", "INDEXES", "MongoWriter", "Written"]
+__all__ = ["INDEXES", "MongoWriter", "Written"]
