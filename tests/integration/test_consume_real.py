@@ -54,7 +54,7 @@ class Rig:
             "topic": self.topic,
             "group": self.group,
             "mongodb": {"uri": self.mongodb.uri, "database": self.database, "timeout_s": 2.0},
-            "client": {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500},
+            "client": {"session.timeout.ms": 6000, "heartbeat.interval.ms": 500, "reconnect.backoff.max.ms": 500},
             "retry_first_s": 0.1,
             "retry_max_s": 0.5,
         }
@@ -220,5 +220,27 @@ def test_a_topic_that_is_not_there_yet_is_waited_for(kafka_broker: Broker, mongo
         kafka_broker.create_topic(rig.topic, 1)
         rig.send(*message("a", 1))
         rig.when(loop, lambda figures: figures.outcomes["written"] == 1 and figures.connected)
+    finally:
+        rig.close()
+
+
+def test_a_broker_that_dies_is_waited_for(make_broker: Callable[[], Broker], mongodb: MongoServer, topic: str) -> None:
+    broker = make_broker()
+    if not broker.keeps_data:
+        pytest.skip("this broker forgets everything when it is killed")
+    rig = Rig(broker, mongodb, topic, partitions=2)
+    try:
+        pictures = graphs(6)
+        sent = flow("a", pictures)
+        loop = rig.consume()
+        rig.send(*sent[: len(sent) // 2])
+        rig.when(loop, lambda figures: figures.outcomes["written"] > 1)
+        broker.kill()
+        found = rig.when(loop, lambda figures: not figures.connected)
+        assert broker.address in found.client_error
+        broker.start()
+        rig.send(*sent[len(sent) // 2 :])
+        rig.when(loop, lambda figures: figures.connected and figures.lag == 0 and figures.outcomes["written"] == 6)
+        assert rig.stored("a") == ("run", 6, pictures[-1])
     finally:
         rig.close()

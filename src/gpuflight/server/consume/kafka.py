@@ -34,7 +34,7 @@ _DEFAULTS: dict[str, Any] = {
     "socket.keepalive.enable": True,
     "reconnect.backoff.max.ms": 5_000,
     "allow.auto.create.topics": False,
-    "log_level": 3,
+    "log_level": 0,  # what goes wrong is told by ``poll``, once
 }
 _ASK_TIMEOUT_S = 1.0
 _COMMIT_TIMEOUT_S = 5.0
@@ -97,6 +97,7 @@ class KafkaClient:
             raise ClientError(self._text(problem), fatal=problem.fatal())
         if partition is None or offset is None:
             return None
+        self._reasons.clear()
         return Record(partition, offset, _bytes(message.key()), _headers(message), _bytes(message.value()))
 
     def pause(self, partitions: Iterable[int]) -> None:
@@ -112,10 +113,10 @@ class KafkaClient:
         from confluent_kafka import KafkaException
 
         parts = [self._part(partition, offset) for partition, offset in offsets.items()]
-        if not wait:
-            self._made().commit(offsets=parts, asynchronous=True)
-            return
         try:
+            if not wait:
+                self._made().commit(offsets=parts, asynchronous=True)
+                return
             done = self._made().commit(offsets=parts, asynchronous=False)
         except KafkaException as error:
             self._told().on_commit(dict(offsets), self._text(error))
@@ -181,6 +182,7 @@ class KafkaClient:
             return
         good = {part.partition: part.offset for part in parts if part.error is None}
         if good:
+            self._reasons.clear()
             self._told().on_commit(good, "")
         for part in parts:
             if part.error is not None:
@@ -193,7 +195,8 @@ class KafkaClient:
         return self._reasons.clean(text) or repr(inner)
 
     def _on_error(self, error: Any) -> None:
-        self._error = ClientError(self._text(error), fatal=error.fatal())
+        self._reasons.note(error)
+        self._error = ClientError(self._reasons.text, fatal=error.fatal())
 
     def _made(self) -> Consumer:
         consumer = self._consumer or self._closing

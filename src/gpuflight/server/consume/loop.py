@@ -8,7 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 from gpuflight.errors import GpuflightError
 from gpuflight.graph.namespaces import valid_name
@@ -21,6 +21,7 @@ from gpuflight.subscribers.kafka_wire import Assembler
 from gpuflight.subscribers.retry import Backoff
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 POLL_S = 0.2
 COMMIT_INTERVAL_S = 1.0
@@ -171,32 +172,36 @@ class Loop:
         """Once round; True if there was a message. Raises ClientError that is fatal."""
         client = self._client
         assert client is not None  # noqa: S101 - set by the thread
-        record = None
+        record = self._tried(lambda: client.poll(POLL_S))
+        if record is not None:
+            self._figures.client_error = ""
+            self._take(record)
+        self._drain()
+        self._regulate(client)
+        now_s = time.monotonic()
+        if not self._figures.paused and not self._figures.client_error:
+            self._reading_s += min(now_s - self._stepped_s, 1.0)
+        self._stepped_s = now_s
+        if now_s >= self._next_commit_s:
+            self._next_commit_s = now_s + COMMIT_INTERVAL_S
+            self._tried(lambda: self._commit(self._intake.partitions, wait=False))
+        if now_s >= self._next_high_s:
+            self._next_high_s = now_s + HIGH_INTERVAL_S
+            self._tried(lambda: self._look_ahead(client))
+        if now_s >= self._next_figures_s:
+            self._next_figures_s = now_s + FIGURES_INTERVAL_S
+            self._publish(client)
+        return record is not None
+
+    def _tried(self, ask: Callable[[], T]) -> T | None:
+        """What the client answers; None if it cannot, which is said. Raises ClientError that is fatal."""
         try:
-            record = client.poll(POLL_S)
-            if record is not None:
-                self._figures.client_error = ""
-                self._take(record)
-            self._drain()
-            self._regulate(client)
-            now_s = time.monotonic()
-            if not self._figures.paused and not self._figures.client_error:
-                self._reading_s += min(now_s - self._stepped_s, 1.0)
-            self._stepped_s = now_s
-            if now_s >= self._next_commit_s:
-                self._next_commit_s = now_s + COMMIT_INTERVAL_S
-                self._commit(self._intake.partitions, wait=False)
-            if now_s >= self._next_high_s:
-                self._next_high_s = now_s + HIGH_INTERVAL_S
-                self._look_ahead(client)
-            if now_s >= self._next_figures_s:
-                self._next_figures_s = now_s + FIGURES_INTERVAL_S
-                self._publish(client)
+            return ask()
         except ClientError as error:
             self._failed(str(error))
             if error.fatal:
                 raise
-        return record is not None
+            return None
 
     def _take(self, record: Record) -> None:
         self._figures.messages += 1
