@@ -356,3 +356,31 @@ def test_missing_numpy_is_one_line_that_names_the_extra(monkeypatch: pytest.Monk
 def test_columns_constant_is_what_clients_wrote_first() -> None:
     batches, _ = decode(kernels([[3, 1, 7, 5, 1]]))
     assert list(batches[0].columns) == ["start_ns", *COLUMNS[1:]]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"type":"kernel_event_batch","session_id":"s","columns":["dt_ns","kernel_id"],"rows":[[1,2]],"base_time_ns":5}',
+        '{"type":"kernel_event_batch","session_id":"s","base_time_ns":5,"columns":["dt_ns","kernel_id"],'
+        '"rows":[[1,2]],"version":[[3]]}',
+        '{"type":"kernel_event_batch","session_id":"s","base_time_ns":5,"columns":["dt_ns","kernel_id"],'
+        '"rows":[[1,"2"]]}',
+        '{"type":"kernel_event_batch","session_id":"s","base_time_ns":5,"columns":["dt_ns","kernel_id"],'
+        '"rows":[[1, 2]]}',
+        '{"rows":[[1,2]],"columns":["dt_ns","kernel_id"],"base_time_ns":5,"session_id":"s","type":"kernel_event_batch"}',
+    ],
+)
+def test_batches_may_be_laid_out_in_any_way(text: str) -> None:
+    batches, ledger = decode(text.encode())
+    assert rows(batches, "kernel") == [{"start_ns": 6, "kernel_id": 2}]
+    assert not losses(ledger)
+
+
+@pytest.mark.parametrize(
+    "text", ["[[1,,2]]", "[[,2]]", "[[1,]]", "[[1,2]", "[1,2]]", "[[1,2]],[[1,2]]", "[[1][2]]", "[[--1,2]]"]
+)
+def test_rows_that_only_look_plain_are_refused(text: str) -> None:
+    written = kernels([["?"]], columns=["dt_ns", "kernel_id"]).replace(b'[["?"]]', text.encode())
+    batches, ledger = decode(written)
+    assert not rows(batches, "kernel") and ledger.lost >= 1

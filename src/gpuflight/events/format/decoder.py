@@ -158,10 +158,13 @@ class Decoder:
             except (ValueError, RecursionError):
                 pass
             else:
-                if batch.type.encode() == wire and (session := self._session_of(batch.session_id, place, line)):
+                if batch.type.encode() == wire:
+                    session = self._session_of(batch.session_id, place, line)
                     rows = bytes(batch.rows)
-                    self._batch(session, batch.type, batch.columns, rows, batch.batch_id, batch.base_time_ns, place)
-                    return
+                    if session is None or self._batch(
+                        session, batch.type, batch.columns, rows, batch.batch_id, batch.base_time_ns, place
+                    ):
+                        return
         if line.startswith(BYTE_ORDER_MARK):
             self.ledger.add("byte_order_mark", place)
             line = line.removeprefix(BYTE_ORDER_MARK)
@@ -206,7 +209,7 @@ class Decoder:
         elif wire_type in BATCHES:
             batch_id = cell(fields.get("batch_id"), "i64")
             base_ns = cell(fields.get("base_time_ns"), "i64")
-            self._batch(
+            if not self._batch(
                 session,
                 wire_type,
                 fields.get("columns"),
@@ -214,7 +217,8 @@ class Decoder:
                 batch_id if isinstance(batch_id, int) else None,
                 base_ns if isinstance(base_ns, int) else None,
                 place,
-            )
+            ):
+                self.ledger.add("bad_batch", place, subject=wire_type)
         elif wire_type in SINGLES:
             self._single(session, wire_type, fields, line, place, details)
         else:
@@ -234,30 +238,28 @@ class Decoder:
         batch_id: int | None,
         base_ns: int | None,
         place: Place,
-    ) -> None:
-        """A columnar batch: told once, its times made absolute."""
+    ) -> bool:
+        """A columnar batch: told once, its times made absolute. False if its columns or rows are no such thing."""
         plan = BATCHES[wire_type]
         problems = Problems()
+        if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
+            return False
+        if not isinstance(rows, (bytes, list)):
+            return False
         try:
-            if not isinstance(names, list) or not all(isinstance(n, str) for n in names):
-                raise TypeError
-            if not names or not isinstance(rows, (bytes, list)):
-                raise TypeError
-            if batch_id is not None:
-                text = rows if isinstance(rows, bytes) else repr(rows).encode("utf-8", "replace")
-                signature = hash((base_ns, len(text), text[:96], text[-96:]))
-                seen = session.batch(wire_type, batch_id, signature, place.channel)
-                if seen in ("copy", "again"):
-                    reason = "channel_copy" if seen == "copy" else "repeated_batch"
-                    self.ledger.add(reason, place, subject=wire_type)
-                    return
-                if seen == "conflict":
-                    self.ledger.add("batch_conflict", place, subject=wire_type)
-                    batch_id = None
             parsed = parse_rows(plan, wire_type, names, rows, problems)
-        except (ValueError, TypeError, RecursionError):
-            self.ledger.add("bad_batch", place, subject=wire_type)
-            return
+        except (ValueError, RecursionError):
+            return False
+        if batch_id is not None:
+            text = rows if isinstance(rows, bytes) else repr(rows).encode("utf-8", "replace")
+            signature = hash((base_ns, len(text), text[:96], text[-96:]))
+            seen = session.batch(wire_type, batch_id, signature, place.channel)
+            if seen in ("copy", "again"):
+                self.ledger.add("channel_copy" if seen == "copy" else "repeated_batch", place, subject=wire_type)
+                return True
+            if seen == "conflict":
+                self.ledger.add("batch_conflict", place, subject=wire_type)
+                batch_id = None
         for (reason, subject), count in problems.counts.items():
             self.ledger.add(reason, place, count=count, subject=subject)
         self._output.begin_line()
@@ -282,6 +284,7 @@ class Decoder:
                     batch_id=batch_id,
                     extra=part.extra,
                 )
+        return True
 
     def _single(
         self,

@@ -47,7 +47,8 @@ class Details:
             return []
         left: list[bytes] = []
         text = b",".join(self.corr_ids)
-        plain = b"".join(self.corr_ids).isdigit() and all(self.corr_ids)
+        plain = text.translate(None, b"0123456789") == b"," * (len(self.corr_ids) - 1)
+        plain = plain and b",," not in text and text[:1] != b"," and text[-1:] not in (b",", b"")
         corr_ids: Any = np.fromstring(text, dtype=np.ulonglong, sep=",").view(np.int64) if plain else None
         if corr_ids is None or corr_ids.size != len(self.numbers) or corr_ids.min() < 0:
             parts = {number: rest for rest, number in self.repeats.index.items()}

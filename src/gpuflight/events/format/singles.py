@@ -211,7 +211,11 @@ class Repeats:
     def take(self, numbers: list[int], kinds: dict[str, str]) -> list[Taken]:
         """Rows by number; those of one session with the same columns together."""
         np = numpy()
-        distinct, places = np.unique(np.array(numbers, dtype=np.int64), return_inverse=True)
+        asked = np.array(numbers, dtype=np.int64)
+        present = np.zeros(len(self.rows), dtype=bool)
+        present[asked] = True
+        distinct = np.flatnonzero(present)
+        places = (np.cumsum(present) - 1)[asked]
         signatures = [self._signatures[n] for n in distinct.tolist()]
         kinds_of_rows = dict.fromkeys(signatures)
         result = []
