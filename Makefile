@@ -9,11 +9,13 @@ PYTHON ?= $(shell for name in python3.13 python3.12 python3.11 python3; do \
 	command -v $$name >/dev/null 2>&1 && $$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
 	&& echo $$name && break; done)
 DURATION ?= 10
+CHAOS ?= 240
+SEED ?= 1
 JOBS ?= 2
 SOURCES := src tests benchmarks
 DOCS := docs/settings.md docs/cli.md
 
-.PHONY: help run test test-packages check docs bench clean
+.PHONY: help run test test-packages check docs bench chaos clean
 
 help:  ## this list
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-14s %s\n", $$1, $$2 }'
@@ -40,6 +42,9 @@ docs: $(VENV)/dev.done  ## bring the generated parts of the documentation up to 
 
 bench: $(VENV)/dev.done  ## every benchmark, one after the other; each prints ratios
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done
+
+chaos: $(VENV)/dev.done  ## kill all that runs around a server at random, for 4 minutes (CHAOS=n for longer, SEED=n otherwise)
+	GPUFLIGHT_CHAOS_S=$(CHAOS) GPUFLIGHT_CHAOS_SEED=$(SEED) $(BIN)/python -m pytest -q tests/chaos/test_chaos.py
 
 clean:  ## remove what these targets made, run folders excepted
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -331,6 +331,35 @@ def test_a_full_disk_costs_the_round_and_is_told(
     assert "disk is full" in line.statistics.last_error
 
 
+def test_what_could_not_be_forgotten_is_forgotten_later(
+    members: SubscriberSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would take room for ever, and arrive once more after the next start."""
+    real = Spool.remove
+    full = True
+
+    def remove(self: Spool, parcel_id: int, *, poison: str = "") -> None:
+        if full:
+            raise self._problem(sqlite3.OperationalError("database or disk is full"))
+        real(self, parcel_id, poison=poison)
+
+    monkeypatch.setattr(Spool, "remove", remove)
+    sink = Sink(spooling(tmp_path))
+    members.add(sink)
+    for number in range(1, 4):
+        members.publish(make_round(number))
+        assert members.flush(LONG_S)
+    assert "disk is full" in status(members).statistics.last_error
+    full = False
+    members.publish(make_round(4))
+    assert members.flush(LONG_S) and members.close(LONG_S)
+    assert sink.arrived == [1, 2, 3, 4]
+    spool = Spool(spool_path(str(tmp_path), "sink"))
+    spool.open()
+    assert spool.inventory() == []
+    spool.close()
+
+
 def test_removing_may_discard_the_spool(members: SubscriberSet, tmp_path: Path) -> None:
     sink = Sink(spooling(tmp_path))
     sink.fails[1] = DeliveryError("no network", retryable=True)
