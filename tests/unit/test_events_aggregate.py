@@ -105,3 +105,19 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
         table.add(Batch("kernel_detail", "s", 1, {"corr_id": np.array([1000 + i]), "shape_id": np.array([1])}))
     assert table.waiting() <= 20
     assert len(table._sessions["s"]._waiting_kernels[0]) <= 20
+
+
+@pytest.mark.parametrize("kernels_ahead", [1, 40, 64])
+def test_details_that_follow_their_batch_all_join_however_long_the_session(
+    monkeypatch: pytest.MonkeyPatch, kernels_ahead: int
+) -> None:
+    """Kernels are not forgotten before the details that came with them were looked at."""
+    monkeypatch.setattr(aggregate, "_ROWS_AT_ONCE", 64)
+    monkeypatch.setattr(aggregate, "_WAITING_DETAILS", 64)
+    table = KernelTable()
+    for first in range(0, 40 * kernels_ahead, kernels_ahead):
+        corr = np.arange(first, first + kernels_ahead)
+        table.add(batch([(1, 7, 0, 5)] * kernels_ahead, corr_id=corr))
+        table.add(Batch("kernel_detail", "s", len(corr), {"corr_id": corr, "shape_id": np.ones(len(corr), np.int64)}))
+    (found,) = table.stats()
+    assert found.count == found.details == 40 * kernels_ahead

@@ -260,6 +260,21 @@ def test_texts_and_shapes_come_before_what_uses_them_and_once() -> None:
     assert counts(decoder.feed(detail(100) + detail(101, grid="(9,9,9)"))) == {"kernel_shape": 1, "kernel_detail": 2}
 
 
+def test_blocks_of_details_are_one_batch_each_that_knows_its_place() -> None:
+    decoder = Decoder()
+    offset = 0
+    for block in range(3):
+        data = b"".join(detail(block * 50 + i) for i in range(50)) + kernels([[0, 1, 7, 5, block]], number=block)
+        found = [b for b in decoder.feed(data, Place("f", "device", 1, offset)) if b.table == "kernel_detail"]
+        assert [b.count for b in found] == ([50] if block else [1, 49]), (
+            "the first line is what the others are known by"
+        )
+        assert found[0].place.offset == offset and found[-1].place.offset == (offset if block else len(detail(0)))
+        assert [r["corr_id"] for b in found for r in b.rows()] == list(range(block * 50, block * 50 + 50))
+        offset += len(data)
+    assert decoder.lines == 153
+
+
 def test_ids_of_inline_texts_need_no_state_and_are_exact_in_doubles() -> None:
     assert text_id("") == 0
     assert text_id("a") == text_id("a") != text_id("b")

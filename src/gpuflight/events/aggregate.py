@@ -143,11 +143,14 @@ class _Kernels:
             self._sum(codes, duration)
             known_corr, known_codes = self._waiting_kernels
             self._waiting_kernels = (
-                np.concatenate([known_corr, corr])[-_WAITING_DETAILS:],
-                np.concatenate([known_codes, codes])[-_WAITING_DETAILS:],
+                np.concatenate([known_corr, corr]),
+                np.concatenate([known_codes, codes]),
             )
         if self._details:
             self._join()
+        known_corr, known_codes = self._waiting_kernels
+        if len(known_corr) > _WAITING_DETAILS:
+            self._waiting_kernels = (known_corr[-_WAITING_DETAILS:], known_codes[-_WAITING_DETAILS:])
 
     def _codes(self, kernel: Any, stream: Any, device: Any) -> Any:
         """A small number for each row's key."""

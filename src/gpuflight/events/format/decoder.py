@@ -89,12 +89,16 @@ class Decoder:
         """Lines of a block, kernel_detail lines of the known head by splitting at it."""
         self._active = details
         first, *parts = data.split(details.head)
-        self._lines(first, place, offset)
-        offset += len(first)
+        size = len(details.head)
+        if first.startswith(details.head[1:]):  # the block begins with such a line; no newline before it
+            parts.insert(0, first[size - 1 :])
+            offset -= 1
+        else:
+            self._lines(first, place, offset)
+            offset += len(first)
         numbers, corr_ids, get = details.numbers, details.corr_ids, details.repeats.index.get
         if parts and not numbers:
             details.place = place._replace(offset=offset + 1)
-        size = len(details.head)
         for part in parts:
             corr_id, _, rest = part.partition(b",")
             number = get(rest)
