@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -158,7 +159,10 @@ class Spool:
                 raise DeliveryError(f"spool {self.path}: disk is full", retryable=True)
 
     def _free_bytes(self) -> int:
-        disk = os.statvfs(os.path.dirname(self.path))
+        try:
+            disk = os.statvfs(os.path.dirname(self.path))
+        except OSError:
+            return sys.maxsize  # unknown, so SQLite finds out
         return disk.f_frsize * (disk.f_bavail if os.geteuid() else disk.f_bfree)
 
     def _log_bytes(self) -> int:
