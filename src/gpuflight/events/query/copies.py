@@ -15,7 +15,8 @@ class CopyLine(msgspec.Struct, kw_only=True):
     """Copies of one direction (``HtoD`` …; None: the log does not say) and, if asked for, size class.
 
     ``bytes_per_s``: bytes over time, of the copies with a duration above 0 (``timed_count`` of them); ``best`` is that
-    of the fastest single one. None if there is none.
+    of the fastest single one. None if there is none. ``unsized_count``: copies whose size is not known; they count in
+    ``count`` and ``total_ns`` only.
     """
 
     direction: str | None
@@ -27,24 +28,29 @@ class CopyLine(msgspec.Struct, kw_only=True):
     timed_count: int
     bytes_per_s: float | None
     best_bytes_per_s: float | None
-    min_bytes: int
-    max_bytes: int
+    min_bytes: int | None
+    max_bytes: int | None
+    unsized_count: int = 0
 
 
 def copies(
     reader: Reader, *, by_size: bool = False, from_ns: int | None = None, to_ns: int | None = None
 ) -> list[CopyLine]:
     """Copies by direction, the longest in all first; with ``by_size`` by class of size too."""
-    where = _time(from_ns, to_ns).add("bytes IS NOT NULL")
-    size = "CASE " + " ".join(f"WHEN bytes < {edge} THEN {i}" for i, edge in enumerate(_SIZE_CLASSES))
+    where = _time(from_ns, to_ns)
+    size = "CASE WHEN bytes IS NULL THEN -2 "
+    size += " ".join(f"WHEN bytes < {edge} THEN {i}" for i, edge in enumerate(_SIZE_CLASSES))
     size += f" ELSE {len(_SIZE_CLASSES)} END"
     rows = reader.rows(
         f"""
-        SELECT copy_kind, coalesce(src_kind || 'To' || dst_kind, '') AS kinds, {size if by_size else "-1"} AS size,
-            count(*) AS count, sum(bytes) AS bytes, sum(coalesce(duration_ns, 0)) AS total_ns,
-            min(bytes) AS min_bytes, max(bytes) AS max_bytes,
-            count(*) FILTER (duration_ns > 0) AS timed_count,
-            sum(bytes) FILTER (duration_ns > 0) * 1e9 / sum(duration_ns) FILTER (duration_ns > 0) AS bytes_per_s,
+        SELECT copy_kind, CASE WHEN copy_kind BETWEEN 1 AND {max(COPY_KINDS)} THEN ''
+                ELSE coalesce(src_kind || 'To' || dst_kind, '') END AS kinds,
+            {size if by_size else "-1"} AS size,
+            count(*) AS count, coalesce(sum(bytes), 0) AS bytes, sum(coalesce(duration_ns, 0)) AS total_ns,
+            min(bytes) AS min_bytes, max(bytes) AS max_bytes, count(*) FILTER (bytes IS NULL) AS unsized_count,
+            count(*) FILTER (duration_ns > 0 AND bytes IS NOT NULL) AS timed_count,
+            sum(bytes) FILTER (duration_ns > 0) * 1e9
+                / sum(duration_ns) FILTER (duration_ns > 0 AND bytes IS NOT NULL) AS bytes_per_s,
             max(bytes * 1e9 / duration_ns) FILTER (duration_ns > 0) AS best_bytes_per_s
         FROM {reader.table("memcpy")} {where.sql}
         GROUP BY copy_kind, kinds, size ORDER BY total_ns DESC, copy_kind, size
@@ -54,8 +60,8 @@ def copies(
     return [
         CopyLine(
             direction=COPY_KINDS.get(row["copy_kind"]) or row["kinds"] or None,
-            size_from_bytes=_bound(row["size"] - 1) or 0 if by_size else None,
-            size_to_bytes=_bound(row["size"]) if by_size else None,
+            size_from_bytes=_bound(row["size"] - 1) or 0 if row["size"] >= 0 else None,
+            size_to_bytes=_bound(row["size"]) if row["size"] >= 0 else None,
             count=row["count"],
             bytes=int(row["bytes"]),
             total_ns=int(row["total_ns"]),
@@ -64,6 +70,7 @@ def copies(
             best_bytes_per_s=row["best_bytes_per_s"],
             min_bytes=row["min_bytes"],
             max_bytes=row["max_bytes"],
+            unsized_count=row["unsized_count"],
         )
         for row in rows
     ]
@@ -87,7 +94,8 @@ def fills(reader: Reader, *, from_ns: int | None = None, to_ns: int | None = Non
         f"""
         SELECT device_id, stream_id, count(*) AS count, sum(coalesce(bytes, 0)) AS bytes,
             sum(coalesce(duration_ns, 0)) AS total_ns,
-            sum(bytes) FILTER (duration_ns > 0) * 1e9 / sum(duration_ns) FILTER (duration_ns > 0) AS bytes_per_s
+            sum(bytes) FILTER (duration_ns > 0) * 1e9
+                / sum(duration_ns) FILTER (duration_ns > 0 AND bytes IS NOT NULL) AS bytes_per_s
         FROM {reader.table("memset")} {where.sql}
         GROUP BY device_id, stream_id ORDER BY total_ns DESC, device_id, stream_id {page(limit)}
         """,  # noqa: S608

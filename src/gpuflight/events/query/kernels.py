@@ -278,7 +278,7 @@ def _matching(reader: Reader, only: KernelFilter, *, with_scope: bool) -> tuple[
         )
     if with_scope:
         kernels = (
-            "(SELECT k.* EXCLUDE (scope_id), coalesce(k.scope_id, d.scope_id) AS scope_id"  # noqa: S608
+            "(SELECT k.* EXCLUDE (scope_id), coalesce(nullif(k.scope_id, 0), nullif(d.scope_id, 0)) AS scope_id"  # noqa: S608
             f" FROM {kernels} AS k LEFT JOIN (SELECT session_no, corr_id, any_value(scope_id) AS scope_id"
             f" FROM {reader.table('kernel_detail')} GROUP BY session_no, corr_id) AS d USING (session_no, corr_id))"
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
+from gpuflight.errors import InputError
 from gpuflight.events.query.reader import Reader, Where, page
 
 
@@ -26,7 +27,7 @@ class ProfileLine(msgspec.Struct, kw_only=True):
     share: float | None = None
 
 
-_KINDS = {0: "pc_sampling", 1: "sass_metric"}
+_CODES = {"pc_sampling": 0, "sass_metric": 1}
 _DETAIL = {
     "function": "",
     "line": ", coalesce(source_file_id, 0) AS source_file_id, source_line",
@@ -43,8 +44,12 @@ def profile(
     limit: int = 200,
     offset: int = 0,
 ) -> list[ProfileLine]:
-    """Metrics per function, line or instruction, the greatest first."""
-    where = Where().add("coalesce(sample_kind, 0) = ?", {v: k for k, v in _KINDS.items()}.get(kind, -1))
+    """Metrics per function, line or instruction, the greatest first. Raises InputError for another kind or ``per``."""
+    if kind not in _CODES:
+        raise InputError(f"kind is {kind}; one of {', '.join(_CODES)}")
+    if per not in _DETAIL:
+        raise InputError(f"per is {per}; one of {', '.join(_DETAIL)}")
+    where = Where().add("coalesce(sample_kind, 0) = ?", _CODES[kind])
     if function_contains is not None:
         where.add(
             f"(session_no, function_id) IN (SELECT (session_no, id) FROM {reader.table('name')}"  # noqa: S608
@@ -62,7 +67,7 @@ def profile(
             FROM {reader.table("profile_sample")} {where.sql}
             GROUP BY ALL)
         SELECT *, sum(value) OVER (PARTITION BY session_no, function_id) AS function_value
-        FROM line ORDER BY value DESC, function_id, metric_id, stall{names} {page(limit, offset)}
+        FROM line ORDER BY value DESC, session_no, function_id, metric_id, stall{names} {page(limit, offset)}
         """,  # noqa: S608
         where.values,
     )

@@ -133,7 +133,7 @@ def _add_kernels(reader: Reader, nodes: dict[str, ScopeNode]) -> None:
     rows = reader.rows(
         f"""
         SELECT n.text AS text, count(*) AS count, sum(k.duration_ns) AS total_ns
-        FROM (SELECT k.session_no, k.duration_ns, coalesce(k.scope_id, d.scope_id) AS scope_id
+        FROM (SELECT k.session_no, k.duration_ns, coalesce(nullif(k.scope_id, 0), d.scope_id) AS scope_id
             FROM {reader.table("kernel")} AS k LEFT JOIN (
                 SELECT session_no, corr_id, any_value(scope_id) AS scope_id FROM {reader.table("kernel_detail")}
                 GROUP BY session_no, corr_id) AS d USING (session_no, corr_id)) AS k

@@ -60,8 +60,8 @@ def list_sessions(
     limit: int = 100,
     offset: int = 0,
 ) -> SessionPage:
-    """Sessions, the latest first."""
-    since_ns = now_ns - int(LIVE_FOR_S * 1e9) if live else None
+    """Sessions, the latest first; with ``live`` only those that are (true) or are not (false) live now."""
+    since_ns = now_ns - int(LIVE_FOR_S * 1e9)
     found, count = store.catalogue.find(
         ended=False if live else None,
         hostname=hostname,
@@ -69,7 +69,8 @@ def list_sessions(
         run_id=run_id,
         from_ns=from_ns,
         to_ns=to_ns,
-        active_since_ns=since_ns,
+        active_since_ns=since_ns if live else None,
+        over_at_ns=since_ns if live is False else None,
         limit=limit,
         offset=offset,
     )

@@ -33,13 +33,15 @@ def waits(
     """Waits by kind and (``by_place``) stack, the longest in all first."""
     where = Where().add("start_ns < ?", to_ns).add("start_ns + duration_ns >= ?", from_ns)
     where.add("duration_ns IS NOT NULL")
+    if from_ns is not None or to_ns is not None:
+        where.add("clock = 0")
     place = "coalesce(nullif(function_id, 0), nullif(stack_id, 0), 0)" if by_place else "0"
     rows = reader.rows(
         f"""
         SELECT session_no, coalesce(sync_type, 0) AS sync_type, {place} AS place, count(*) AS count,
             sum(duration_ns) AS total_ns, avg(duration_ns) AS mean_ns, max(duration_ns) AS max_ns
         FROM {reader.table("sync")} {where.sql}
-        GROUP BY session_no, sync_type, place ORDER BY total_ns DESC, sync_type, place {page(limit, offset)}
+        GROUP BY ALL ORDER BY total_ns DESC, session_no, sync_type, place {page(limit, offset)}
         """,  # noqa: S608
         where.values,
     )

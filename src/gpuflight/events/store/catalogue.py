@@ -125,6 +125,11 @@ class Catalogue:
                 values,
             )
 
+    def set_retention(self, session_no: int, days: float | None) -> None:
+        """How long a session is kept after its last event (days); 0 for ever, None: as the store says."""
+        with self._lock:
+            self._connection.execute("UPDATE session SET retention_days = ? WHERE session_no = ?", (days, session_no))
+
     def get(self, session_id: str) -> Session | None:
         """A session by the id its writer gave it."""
         found = self._select("WHERE session_id = ?", (session_id,))
@@ -144,12 +149,14 @@ class Catalogue:
         from_ns: int | None = None,
         to_ns: int | None = None,
         active_since_ns: int | None = None,
+        over_at_ns: int | None = None,
         ended: bool | None = None,
         limit: int = 1000,
         offset: int = 0,
     ) -> tuple[list[Session], int]:
         """Sessions, the latest start first, and how many there are in all. ``from_ns`` and ``to_ns``: those that ran at
-        some time in between, as far as known. ``active_since_ns``: those that something arrived of since."""
+        some time in between, as far as known. ``active_since_ns``: those that something arrived of since.
+        ``over_at_ns``: those that have ended, or that nothing arrived of since."""
         terms, values = ["1"], list[Any]()
         for name, value in (("hostname", hostname), ("app", app), ("run_id", run_id)):
             if value is not None:
@@ -164,6 +171,9 @@ class Catalogue:
         if active_since_ns is not None:
             terms.append("received_ns >= ?")
             values.append(active_since_ns)
+        if over_at_ns is not None:
+            terms.append("(end_ns IS NOT NULL OR received_ns < ?)")
+            values.append(over_at_ns)
         if ended is not None:
             terms.append("end_ns IS NOT NULL" if ended else "end_ns IS NULL")
         where = "WHERE " + " AND ".join(terms)
@@ -175,6 +185,11 @@ class Catalogue:
     def idle_since(self, before_ns: int) -> list[Session]:
         """Sessions of which nothing arrived since, the longest idle first."""
         return self._select("WHERE received_ns < ? ORDER BY received_ns, session_no", (before_ns,))
+
+    def count(self) -> int:
+        """How many sessions there are."""
+        with self._lock:
+            return int(self._connection.execute("SELECT count(*) FROM session").fetchone()[0])
 
     def remove(self, numbers: Iterable[int]) -> None:
         """Forget sessions."""
