@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("duckdb")
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.event_rows import Rows, both, fill, names
@@ -180,7 +182,7 @@ def test_histogram(store: EventStore, durations: list[int], per_octave: int) -> 
     buckets = duration_histogram(fill(store, kernel=rows), per_octave=per_octave)
     assert sum(bucket.count for bucket in buckets) == len(durations)
     assert sum(bucket.total_ns for bucket in buckets) == sum(durations)
-    for bucket, following in zip(buckets, buckets[1:], strict=False):
+    for bucket, following in itertools.pairwise(buckets):
         assert bucket.to_ns <= following.from_ns
     for bucket in buckets:
         inside = [d for d in durations if bucket.from_ns <= d < bucket.to_ns]

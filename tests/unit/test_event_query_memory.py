@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 
 pytest.importorskip("duckdb")
+import itertools
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.event_rows import Rows, both, fill, names
@@ -51,9 +53,7 @@ def size_class(size: int | None) -> tuple[int | None, int | None]:
     if size is None:
         return None, None
     return next(
-        (low, high)
-        for low, high in zip(EDGES, EDGES[1:], strict=False)
-        if low is not None and (high is None or size < high)
+        (low, high) for low, high in itertools.pairwise(EDGES) if low is not None and (high is None or size < high)
     )
 
 
@@ -73,7 +73,7 @@ def test_copies(store: EventStore, rows: Rows, by_size: bool, from_ns: int | Non
             groups[row["copy_kind"] if direction(row) is None else None, direction(row), *sizes].append(row)
     found = copies(fill(store, memcpy=rows), by_size=by_size, from_ns=from_ns)
     assert sum(line.count for line in found) == sum(map(len, groups.values()))
-    expected = sorted(map(lambda item: repr(item), (_line(key[1:], group) for key, group in groups.items())))
+    expected = sorted(repr(item) for item in (_line(key[1:], group) for key, group in groups.items()))
     assert sorted(repr(_told(line)) for line in found) == expected
     assert [line.total_ns for line in found] == sorted((line.total_ns for line in found), reverse=True)
 
