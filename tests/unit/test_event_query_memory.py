@@ -70,10 +70,10 @@ def test_copies(store: EventStore, rows: Rows, by_size: bool, from_ns: int | Non
     for row in rows:
         if from_ns is None or row["start_ns"] + (row["duration_ns"] or 0) >= from_ns:
             sizes = size_class(row["bytes"]) if by_size else (None, None)
-            groups[row["copy_kind"] if direction(row) is None else None, direction(row), *sizes].append(row)
+            groups[direction(row), *sizes].append(row)
     found = copies(fill(store, memcpy=rows), by_size=by_size, from_ns=from_ns)
     assert sum(line.count for line in found) == sum(map(len, groups.values()))
-    expected = sorted(repr(item) for item in (_line(key[1:], group) for key, group in groups.items()))
+    expected = sorted(repr(item) for item in (_line(key, group) for key, group in groups.items()))
     assert sorted(repr(_told(line)) for line in found) == expected
     assert [line.total_ns for line in found] == sorted((line.total_ns for line in found), reverse=True)
 
