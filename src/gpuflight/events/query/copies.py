@@ -43,8 +43,8 @@ def copies(
     size += f" ELSE {len(_SIZE_CLASSES)} END"
     rows = reader.rows(
         f"""
-        SELECT CASE WHEN copy_kind BETWEEN 1 AND {max(COPY_KINDS)} THEN copy_kind ELSE 0 END AS kind,
-            CASE WHEN kind > 0 THEN '' ELSE coalesce(src_kind || 'To' || dst_kind, '') END AS kinds,
+        SELECT CASE WHEN copy_kind BETWEEN 1 AND {max(COPY_KINDS)} THEN copy_kind ELSE 0 END AS direction,
+            CASE WHEN copy_kind BETWEEN 1 AND {max(COPY_KINDS)} THEN '' ELSE coalesce(src_kind || 'To' || dst_kind, '') END AS kinds,
             {size if by_size else "-1"} AS size,
             count(*) AS count, coalesce(sum(bytes), 0) AS bytes, sum(coalesce(duration_ns, 0)) AS total_ns,
             min(bytes) AS min_bytes, max(bytes) AS max_bytes, count(*) FILTER (bytes IS NULL) AS unsized_count,
@@ -53,13 +53,13 @@ def copies(
                 / sum(duration_ns) FILTER (duration_ns > 0 AND bytes IS NOT NULL) AS bytes_per_s,
             max(bytes * 1e9 / duration_ns) FILTER (duration_ns > 0) AS best_bytes_per_s
         FROM {reader.table("memcpy")} {where.sql}
-        GROUP BY kind, kinds, size ORDER BY total_ns DESC, kind, kinds, size
+        GROUP BY direction, kinds, size ORDER BY total_ns DESC, direction, kinds, size
         """,  # noqa: S608
         where.values,
     )
     return [
         CopyLine(
-            direction=COPY_KINDS.get(row["kind"]) or row["kinds"] or None,
+            direction=COPY_KINDS.get(row["direction"]) or row["kinds"] or None,
             size_from_bytes=_bound(row["size"] - 1) or 0 if row["size"] >= 0 else None,
             size_to_bytes=_bound(row["size"]) if row["size"] >= 0 else None,
             count=row["count"],
