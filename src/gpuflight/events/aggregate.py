@@ -20,6 +20,9 @@ _ROWS_AT_ONCE = 1 << 16
 _WAITING_DETAILS = 1 << 16
 """Kernels and details of one session that may wait for each other; what waits longer is counted, not joined."""
 
+_COMBINATIONS = 1 << 20
+"""Largest table of counts that is used instead of sorting."""
+
 _BUCKET_SHIFT = 52 - 6
 _FIRST_BUCKET = 1023 << 6
 
@@ -47,6 +50,25 @@ class KernelStats(msgspec.Struct):
     shape_id: int | None = None
 
 
+class KernelGroup(msgspec.Struct):
+    """All launches of one kernel in one session. ``lanes``: (stream, device, count, total ns), -1 for unknown.
+
+    Quantiles, ``details`` and ``occupancy`` as in KernelStats; ``p50_ns`` and ``p99_ns`` are 0 where not asked for.
+    """
+
+    kernel_id: int
+    name: str | None
+    count: int
+    total_ns: int
+    min_ns: int
+    max_ns: int
+    lanes: list[tuple[int, int, int, int]]
+    p50_ns: int = 0
+    p99_ns: int = 0
+    details: int = 0
+    occupancy: float | None = None
+
+
 class KernelTable:
     """Takes batches of any table, keeps those of kernels, names and launch details."""
 
@@ -70,6 +92,12 @@ class KernelTable:
                     ledger.add("missing_name", subject="kernel")
         return sorted(lines, key=lambda s: (-s.total_ns, s.session_id, s.kernel_id, s.stream_id or 0))
 
+    def groups(self, session_id: str, most: int) -> list[KernelGroup]:
+        """A session's kernels over all streams and devices, longest total first; quantiles and launch details of the
+        first ``most`` only."""
+        kernels = self._sessions.get(session_id)
+        return [] if kernels is None else kernels.groups(most)
+
     def waiting(self) -> int:
         """Details whose kernel has not come."""
         return sum(kernels.waiting() for kernels in self._sessions.values())
@@ -83,8 +111,6 @@ class _Kernels:
         self.names = Names()
         self._occupancy: dict[int, float] = {}
         self._keys: dict[tuple[int, int, int], int] = {}
-        self._packed: Any = np.empty(0, dtype=np.int64)
-        self._packed_codes: Any = np.empty(0, dtype=np.int64)
         self._sums: Any = np.zeros((0, 4), dtype=np.int64)  # count, total, min, max
         self._buckets: dict[int, int] = {}
         self._shapes: dict[int, int] = {}
@@ -153,37 +179,20 @@ class _Kernels:
             self._waiting_kernels = (known_corr[-_WAITING_DETAILS:], known_codes[-_WAITING_DETAILS:])
 
     def _codes(self, kernel: Any, stream: Any, device: Any) -> Any:
-        """A small number for each row's key."""
+        """A small number for each row's key, by a table over all combinations where these are not too many."""
         np = numpy()
-        packable = (
-            int(kernel.max()) < 1 << 38
-            and int(kernel.min()) >= 0
-            and int(stream.max()) < (1 << 16) - 1
-            and int(stream.min()) >= -1
-            and int(device.max()) < 255
-            and int(device.min()) >= -1
-        )
-        if not packable:
-            keys = list(zip(kernel.tolist(), stream.tolist(), device.tolist(), strict=True))
+        (kernels, k), (streams, s), (devices, d) = _dense(kernel), _dense(stream), _dense(device)
+        combinations = len(kernels) * len(streams) * len(devices)
+        if combinations > _COMBINATIONS:
+            keys = zip(kernel.tolist(), stream.tolist(), device.tolist(), strict=True)
             return np.array([self._code(key) for key in keys], dtype=np.int64)
-        packed = (kernel << 24) | ((stream + 1) << 8) | (device + 1)
-        if len(self._packed):
-            places = np.minimum(np.searchsorted(self._packed, packed), len(self._packed) - 1)
-            fresh = np.unique(packed[self._packed[places] != packed])
-        else:
-            fresh = np.unique(packed)
-        if len(fresh):
-            for value in fresh.tolist():
-                self._code((value >> 24, ((value >> 8) & 0xFFFF) - 1, (value & 0xFF) - 1))
-            both = np.concatenate([self._packed, fresh])
-            order = np.argsort(both)
-            self._packed = both[order]
-            self._packed_codes = np.array(
-                [self._code((v >> 24, ((v >> 8) & 0xFFFF) - 1, (v & 0xFF) - 1)) for v in self._packed.tolist()],
-                dtype=np.int64,
-            )
-            places = np.searchsorted(self._packed, packed)
-        return self._packed_codes[places]
+        index = (k * len(streams) + s) * len(devices) + d
+        codes = np.zeros(combinations, dtype=np.int64)
+        for cell in np.flatnonzero(np.bincount(index, minlength=combinations)).tolist():
+            rest, at_device = divmod(cell, len(devices))
+            at_kernel, at_stream = divmod(rest, len(streams))
+            codes[cell] = self._code((int(kernels[at_kernel]), int(streams[at_stream]), int(devices[at_device])))
+        return codes[index]
 
     def _code(self, key: tuple[int, int, int]) -> int:
         return self._keys.setdefault(key, len(self._keys))
@@ -206,7 +215,15 @@ class _Kernels:
         self._sums[present, 2] = np.minimum(self._sums[present, 2], np.minimum.reduceat(durations, starts))
         self._sums[present, 3] = np.maximum(self._sums[present, 3], np.maximum.reduceat(durations, starts))
         bits = np.maximum(duration, 1).astype(np.float64).view(np.int64) >> _BUCKET_SHIFT
-        cells, counts = np.unique((codes << 12) | (bits - _FIRST_BUCKET), return_counts=True)
+        low = int(bits.min())
+        span = int(bits.max()) - low + 1
+        if len(self._keys) * span <= _COMBINATIONS:
+            found = np.bincount(codes * span + (bits - low))
+            cells = np.flatnonzero(found)
+            counts = found[cells]
+        else:
+            cells, counts = np.unique(codes * span + (bits - low), return_counts=True)
+        cells = (cells // span << 12) | (cells % span + (low - _FIRST_BUCKET))
         buckets = self._buckets
         for cell, count in zip(cells.tolist(), counts.tolist(), strict=True):
             buckets[cell] = buckets.get(cell, 0) + count
@@ -236,6 +253,47 @@ class _Kernels:
         left = ~found
         self._details = [(corr[left][-_WAITING_DETAILS:], shape[left][-_WAITING_DETAILS:])] if left.any() else []
         self._detail_count = sum(len(c) for c, _ in self._details)
+
+    def groups(self, most: int) -> list[KernelGroup]:
+        self._reduce()
+        sums = self._sums.tolist()
+        found: dict[int, KernelGroup] = {}
+        codes: dict[int, list[int]] = {}
+        for (kernel_id, stream_id, device_id), code in self._keys.items():
+            count, total, least, longest = sums[code]
+            group = found.get(kernel_id)
+            if group is None:
+                name = self.names.get("kernel", kernel_id)
+                group = found[kernel_id] = KernelGroup(kernel_id, name, 0, 0, least, longest, [])
+            group.count += count
+            group.total_ns += total
+            group.min_ns, group.max_ns = min(group.min_ns, least), max(group.max_ns, longest)
+            group.lanes.append((stream_id, device_id, count, total))
+            codes.setdefault(kernel_id, []).append(code)
+        ordered = sorted(found.values(), key=lambda g: (-g.total_ns, g.kernel_id))
+        wanted = {code: group for group in ordered[:most] for code in codes[group.kernel_id]}
+        histograms: dict[int, dict[int, int]] = {group.kernel_id: {} for group in ordered[:most]}
+        for cell, size in self._buckets.items():
+            wanted_group = wanted.get(cell >> 12)
+            if wanted_group is not None:
+                histogram = histograms[wanted_group.kernel_id]
+                histogram[cell & 0xFFF] = histogram.get(cell & 0xFFF, 0) + size
+        weights: dict[int, int] = {}
+        for (code, shape_id), size in self._detail_counts.items():
+            wanted_group = wanted.get(code)
+            if wanted_group is None:
+                continue
+            wanted_group.details += size
+            if (occupancy := self._occupancy.get(shape_id)) is not None:
+                weights[wanted_group.kernel_id] = weights.get(wanted_group.kernel_id, 0) + size
+                wanted_group.occupancy = (wanted_group.occupancy or 0.0) + occupancy * size
+        for group in ordered[:most]:
+            histogram_lines = sorted(histograms[group.kernel_id].items())
+            group.p50_ns = _quantile(histogram_lines, group.count, 0.5, group.min_ns, group.max_ns)
+            group.p99_ns = _quantile(histogram_lines, group.count, 0.99, group.min_ns, group.max_ns)
+            if group.occupancy is not None:
+                group.occupancy /= weights[group.kernel_id]
+        return ordered
 
     def stats(self, session_id: str) -> Iterable[KernelStats]:
         self._reduce()
@@ -267,6 +325,16 @@ class _Kernels:
                 sum(o * n for o, n in known) / weight if weight else None,
                 max(mine, key=lambda s: mine[s]) if mine else None,
             )
+
+
+def _dense(column: Any) -> tuple[Any, Any]:
+    """(values, index of each row's value): small numbers as they are, others sorted."""
+    np = numpy()
+    least, most = int(column.min()), int(column.max())
+    if least >= -1 and most < 4096:
+        return np.arange(-1, most + 1), column + 1
+    values, index = np.unique(column, return_inverse=True)
+    return values, index
 
 
 def _quantile(histogram: list[tuple[int, int]], count: int, q: float, least: int, most: int) -> int:
