@@ -44,7 +44,8 @@ def copies(
     rows = reader.rows(
         f"""
         SELECT CASE WHEN copy_kind BETWEEN 1 AND {max(COPY_KINDS)} THEN copy_kind ELSE 0 END AS direction,
-            CASE WHEN copy_kind BETWEEN 1 AND {max(COPY_KINDS)} THEN '' ELSE coalesce(src_kind || 'To' || dst_kind, '') END AS kinds,
+            CASE WHEN copy_kind BETWEEN 1 AND {max(COPY_KINDS)} THEN ''
+                ELSE coalesce(src_kind || 'To' || dst_kind, '') END AS kinds,
             {size if by_size else "-1"} AS size,
             count(*) AS count, coalesce(sum(bytes), 0) AS bytes, sum(coalesce(duration_ns, 0)) AS total_ns,
             min(bytes) AS min_bytes, max(bytes) AS max_bytes, count(*) FILTER (bytes IS NULL) AS unsized_count,
