@@ -32,7 +32,7 @@ BUSY = nodes.GPU(uuid="GPU-1", attributes={"name": "H200", "index": 1}, metrics=
 class Served:
     """``client`` talks from the loopback interface as admin; ``seeder`` decides what the next round finds."""
 
-    def __init__(self, *found: Any, links: Any = (), **changes: Any) -> None:
+    def __init__(self, *found: Any, links: Any = (), events: Any = None, **changes: Any) -> None:
         self.seeder = Seeder(*found, links=links, name="process_tree")
         settings = Settings(interval_s=3600, tombstone_rounds=0, **changes)
         self.subscribers = SubscriberManager()
@@ -46,6 +46,7 @@ class Served:
             tokens=TokenStore(),
             hub=StreamHub(),
             plugins=lambda: {"collectors": []},
+            events=events,
         )
         self.client = TestClient(
             create_app(self.state),
@@ -92,9 +93,18 @@ class Served:
         self.subscribers.close()
 
 
-def small() -> Served:
+def small(events: Any = None) -> Served:
     """Three processes (one of another host), a host, two GPUs of which one is lost; two rounds."""
-    served = Served(ONE, TWO, FOREIGN, HOST, LOST, BUSY, links=[edges.Own(ONE.id, TWO.id), edges.Own(HOST.id, ONE.id)])
+    served = Served(
+        ONE,
+        TWO,
+        FOREIGN,
+        HOST,
+        LOST,
+        BUSY,
+        links=[edges.Own(ONE.id, TWO.id), edges.Own(HOST.id, ONE.id)],
+        events=events,
+    )
     served.round()
     served.round()
     return served

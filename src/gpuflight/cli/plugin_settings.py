@@ -19,6 +19,7 @@ from gpuflight.settings.problems import Path, path_text
 if TYPE_CHECKING:
     from gpuflight.collectors.base import Collector
     from gpuflight.server.consume.settings import ConsumeSettings
+    from gpuflight.server.events.settings import EventsSettings
     from gpuflight.subscribers.base import Subscriber
 
 
@@ -71,6 +72,18 @@ def make_consume(settings: Settings) -> ConsumeSettings:
     return checked
 
 
+def make_events(settings: Settings) -> EventsSettings:
+    """The section ``events``. Raises ConfigError with one line per mistake."""
+    from gpuflight.server.events.settings import EventsSettings
+
+    lines: list[str] = []
+    from_file = dict(settings._file.get("events", {}))
+    checked = _check(EventsSettings, from_file, settings.events, ("events",), settings, lines)
+    if lines or not isinstance(checked, EventsSettings):
+        raise ConfigError("\n".join(lines))
+    return checked
+
+
 def effective(settings: Settings) -> dict[str, Any]:
     """The whole effective configuration, plugins' defaults included, secrets masked; loads again as a file."""
     result = dump(settings)
@@ -84,6 +97,7 @@ def effective(settings: Settings) -> dict[str, Any]:
     ]
     if settings.consume:
         result["consume"] = dump(make_consume(settings))
+    result["events"] = dump(make_events(settings))
     return result
 
 

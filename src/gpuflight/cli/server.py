@@ -19,6 +19,7 @@ from gpuflight.errors import GpuflightError, MissingExtra
 if TYPE_CHECKING:
     from gpuflight.collectors.base import Collector
     from gpuflight.server.base import ServerBackend
+    from gpuflight.server.events.service import EventService
     from gpuflight.settings import Settings
 
 DESCRIPTION = """\
@@ -127,6 +128,9 @@ def run_server(argv: Sequence[str]) -> int:
         for subscriber in subscribers:
             members.add(subscriber)
         members.restore()
+        events = start_events(settings)
+        if events is not None:
+            stack.callback(lambda: events.stop(max(0.5, deadline.left_s())))
         state = ServerState(
             controller=controller,
             settings=settings,
@@ -136,6 +140,7 @@ def run_server(argv: Sequence[str]) -> int:
             configuration=lambda: configuration,
             plugins=every_plugin,
             consumer=consumer,
+            events=events,
         )
 
         def ready(where: str) -> None:
@@ -173,6 +178,27 @@ def all_collectors(settings: Settings, configuration: dict[str, Any]) -> tuple[l
     blocks = configuration["collectors"]
     collectors = make_collectors(select_collectors(settings, list(blocks)))
     return collectors, [name for name, block in blocks.items() if not block["enabled"]]
+
+
+def start_events(settings: Settings) -> EventService | None:
+    """GPU sessions of agents; None where they are not wanted, or (with a line that says so) not possible."""
+    import os
+
+    from gpuflight.cli.plugin_settings import make_events
+    from gpuflight.server.events.service import EventService
+    from gpuflight.subscribers.spool import state_folder
+
+    wanted = make_events(settings)
+    if not wanted.enabled:
+        return None
+    folder = wanted.folder or os.path.join(settings.server.state_folder or state_folder(), "events")
+    service = EventService(wanted, folder)
+    try:
+        service.start()
+    except MissingExtra as error:
+        print(f"gpuflight-server: no GPU sessions: {error}", file=sys.stderr, flush=True)
+        return None
+    return service
 
 
 class Deadline:

@@ -13,7 +13,8 @@ DESCRIPTION = """\
 Make, list and revoke the access tokens of gpuflight-server. A token is shown once; the file keeps its hash only. A
 server that runs sees the change at its next request. With the first token, nobody comes in without one.
 
-roles: viewer reads · operator also controls collecting · admin also manages tokens and subscribers
+roles: ingest only sends GPU events · viewer reads · operator also sends events and controls collecting ·
+admin also manages tokens and subscribers
 """
 
 EXAMPLES = (
@@ -27,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The options of the command."""
     parser.add_argument("action", choices=("create", "list", "revoke"), metavar="create|list|revoke", help="what to do")
     parser.add_argument("token", nargs="?", metavar="NAME", help="with revoke: the name or id of the token")
-    parser.add_argument("--role", choices=("viewer", "operator", "admin"), help="with create: what the token may do")
+    roles = ("ingest", "viewer", "operator", "admin")
+    parser.add_argument("--role", choices=roles, help="with create: what the token may do")
     parser.add_argument("--name", help="with create: a name for it, unique; made from role and id by default")
     parser.add_argument("--json", action="store_true", help="print JSON")
     group = parser.add_argument_group("where the tokens are kept", "the first of these; see `server.auth.store_file`")
@@ -48,7 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         if which is not None:
             raise InputError(f"the name of a new token is given by --name: --name {which}")
         if arguments.role is None:
-            raise InputError("create needs --role viewer, --role operator or --role admin")
+            raise InputError("create needs --role ingest, --role viewer, --role operator or --role admin")
         return _create(store, arguments)
     if action == "list":
         if which is not None:

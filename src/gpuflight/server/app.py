@@ -44,7 +44,8 @@ def create_app(state: ServerState) -> FastAPI:
     # The last one added is the first one passed.
     app.add_middleware(RepeatedAnswers, state=state, role=Role.VIEWER)
     app.add_middleware(HeadAsGet)
-    app.add_middleware(RequestLimit, max_bytes=state.settings.server.max_request_bytes)
+    larger = {f"{API}/events/": state.events.settings.max_body_bytes} if state.events is not None else {}
+    app.add_middleware(RequestLimit, max_bytes=state.settings.server.max_request_bytes, larger=larger)
     cors(app, state.settings.server)
     app.add_middleware(HostCheck, settings=state.settings.server)
     app.add_middleware(TimeStamps)

@@ -2,7 +2,8 @@
 
 A route says what it needs: ``dependencies=[Depends(require(Role.OPERATOR))]``. What decides, in this order:
 
-1. A request with a token (``Authorization: Bearer …``) has the role of that token; a wrong one is 401, from anywhere.
+1. A request with a token (``Authorization: Bearer …``, or ``X-API-Key: …`` in its place) has the role of that token;
+   a wrong one is 401, from anywhere.
 2. Without a token, whoever comes by the unix socket has the role of its user (``gpuflight.server.peers``), and a client
    on the loopback interface is admin while no token is configured at all, unless a proxy
    says (``Forwarded``, ``X-Forwarded-For``) that it asks for somebody else.
@@ -27,7 +28,7 @@ from gpuflight.server.login_limit import LoginLimit
 from gpuflight.server.peers import PEER_KEY, Peer, PeerRoles
 from gpuflight.server.tokens import Role, TokenStore
 
-__all__ = ["Principal", "Role", "authenticate", "is_loopback", "require"]
+__all__ = ["Principal", "Role", "authenticate", "is_loopback", "require", "require_ingest"]
 
 _PROXY_HEADERS = frozenset((b"forwarded", b"x-forwarded-for", b"x-real-ip"))
 
@@ -48,6 +49,16 @@ def require(role: Role) -> Callable[[HTTPConnection], Awaitable[Principal]]:
     return dependency
 
 
+async def require_ingest(connection: HTTPConnection) -> Principal:
+    """A dependency that lets through who may send events: the role ingest, and from operator on."""
+    principal = authenticate(connection.scope, connection.app.state.gpuflight.tokens)
+    if principal.role is Role.VIEWER:
+        raise ApiError(
+            403, "forbidden", f"this needs the role ingest or operator, and the token {principal.name!r} is of viewer"
+        )
+    return principal
+
+
 def check(scope: Scope, tokens: TokenStore, role: Role) -> Principal:
     """``authenticate``, and ApiError 403 if the role is not enough. For routes that are plain ASGI."""
     principal = authenticate(scope, tokens)
@@ -64,15 +75,20 @@ def authenticate(scope: Scope, tokens: TokenStore) -> Principal:
     """Who sends the request of an ASGI scope. Raises ApiError 401 or 429."""
     address = client_address(scope)
     authorization = None
+    api_key = None
     proxied = False
     for key, value in scope["headers"]:
         if key == b"authorization":
             if authorization is not None:
                 raise _unauthorized("two Authorization headers")
             authorization = value
+        elif key == b"x-api-key":
+            api_key = value
         elif key in _PROXY_HEADERS:
             proxied = True
     limit = limit_of(scope)
+    if authorization is None and api_key is not None:
+        authorization = b"Bearer " + api_key
     if authorization is None:
         peer: Peer | None = scope.get(PEER_KEY)
         if peer is not None and not proxied:
@@ -102,9 +118,11 @@ def authenticate(scope: Scope, tokens: TokenStore) -> Principal:
 
 def still_valid(scope: Scope, tokens: TokenStore) -> bool:
     """Whether what a long answer was granted for still holds: its token was not revoked, or none is needed yet."""
-    for key, value in scope["headers"]:
-        if key == b"authorization":
-            return tokens.verify(value.partition(b" ")[2].strip().decode("latin-1")) is not None
+    headers = dict(scope["headers"])
+    if b"authorization" in headers:
+        return tokens.verify(headers[b"authorization"].partition(b" ")[2].strip().decode("latin-1")) is not None
+    if b"x-api-key" in headers:
+        return tokens.verify(headers[b"x-api-key"].strip().decode("latin-1")) is not None
     return PEER_KEY in scope or not tokens.configured
 
 

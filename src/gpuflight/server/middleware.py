@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gpuflight.server import auth
@@ -11,19 +13,24 @@ from gpuflight.server.state import ServerState
 
 
 class RequestLimit:
-    """Refuses a request whose body is larger than ``max_bytes``, by its declared length or as it comes in."""
+    """Refuses a request whose body is larger than ``max_bytes``, by its declared length or as it comes in.
 
-    def __init__(self, app: ASGIApp, max_bytes: int) -> None:
+    ``larger``: beginnings of paths with limits of their own."""
+
+    def __init__(self, app: ASGIApp, max_bytes: int, larger: Mapping[str, int] | None = None) -> None:
         self.app = app
         self.max_bytes = max_bytes
+        self.larger = dict(larger or {})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await self.app(scope, receive, send)
             return
+        path: str = scope.get("path", "")
+        limit = next((size for start, size in self.larger.items() if path.startswith(start)), self.max_bytes)
         declared = next((value for name, value in scope["headers"] if name == b"content-length"), b"")
-        if declared.isdigit() and int(declared) > self.max_bytes:
-            await self._refuse(scope, receive, send)
+        if declared.isdigit() and int(declared) > limit:
+            await self._refuse(limit, scope, receive, send)
             return
         taken = 0
         answered = False
@@ -32,7 +39,7 @@ class RequestLimit:
             nonlocal taken
             message = await receive()
             taken += len(message.get("body", b""))
-            if taken > self.max_bytes:
+            if taken > limit:
                 raise _TooLarge
             return message
 
@@ -45,10 +52,10 @@ class RequestLimit:
             await self.app(scope, counted, noted)
         except _TooLarge:
             if not answered:
-                await self._refuse(scope, receive, send)
+                await self._refuse(limit, scope, receive, send)
 
-    async def _refuse(self, scope: Scope, receive: Receive, send: Send) -> None:
-        message = f"the body of a request may be {self.max_bytes} bytes"
+    async def _refuse(self, limit: int, scope: Scope, receive: Receive, send: Send) -> None:
+        message = f"the body of a request may be {limit} bytes"
         # The rest of the body is not read, so the connection cannot be used again.
         response = error_response(413, "too_large", message, headers={"connection": "close"})
         await response(scope, receive, send)

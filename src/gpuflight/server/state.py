@@ -38,6 +38,7 @@ class ServerState:
         configuration: Callable[[], dict[str, Any]] | None = None,
         plugins: Callable[[], dict[str, Any]] | None = None,
         consumer: Any = None,
+        events: Any = None,
     ) -> None:
         self.controller = controller
         self.settings = settings
@@ -48,6 +49,7 @@ class ServerState:
         self.configuration = configuration
         self.plugins = plugins
         self.consumer = consumer
+        self.events = events
         self.past: Kept[int, Round | None] = Kept(4)
         """Past rounds asked for last: each is put together from differences."""
         self.parts: Kept[tuple[int, str], Graph] = Kept(4)

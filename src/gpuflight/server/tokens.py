@@ -35,12 +35,16 @@ MIN_CONFIGURED_LENGTH = 12
 
 _MAX_FILE_BYTES = 1 << 20
 _MAX_TOKEN_LENGTH = 512
+_PREFIX_SHOWN = 8
+"""Of a token, its own ``gpfl_`` included: three letters to know it by, which leave 238 bits."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 
 
 class Role(enum.IntEnum):
-    """What a client may do; each role may do what the ones before it may."""
+    """What a client may do; each role may do what the ones before it may, except that only ``ingest`` and those from
+    operator on may send events: an agent's key shows nobody anything, and who may look may not write."""
 
+    INGEST = 0
     VIEWER = 1
     OPERATOR = 2
     ADMIN = 3
@@ -62,13 +66,15 @@ class Role(enum.IntEnum):
 
 
 class TokenInfo(Struct, frozen=True):
-    """A token without its secret. ``created`` is a time in UTC, ISO 8601."""
+    """A token without its secret. ``created`` is a time in UTC, ISO 8601; ``prefix`` how the token begins, empty where
+    that was not kept."""
 
     id: str
     name: str
     role: str
     created: str
     sha256: str
+    prefix: str = ""
 
     @property
     def rank(self) -> Role:
@@ -190,7 +196,7 @@ class TokenStore:
             if chosen in names:
                 raise InputError(f"there is a token {chosen!r} already; revoke it first or choose another name")
             now = datetime.now(UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-            info = TokenInfo(token_id, chosen, role.label, now, digest_of(token))
+            info = TokenInfo(token_id, chosen, role.label, now, digest_of(token), token[:_PREFIX_SHOWN])
             stored.append(info)
         return token, info
 

@@ -1,6 +1,6 @@
 """The shape of the settings: what there is, its unit, its default, its bounds.
 
-The blocks under ``collectors``, ``subscribers`` and ``consume`` belong to layers above, which this one does not know:
+The blocks under ``collectors``, ``subscribers``, ``consume`` and ``events`` belong to layers above, which this one does not know:
 they are kept as they come and checked against the settings classes there by gpuflight.cli.plugin_settings.
 """
 
@@ -153,6 +153,9 @@ class Settings(Block):
     remotes: list[Remote] = Field(default_factory=list, description="other instances that are pulled")
     consume: dict[str, Any] = Field(
         default_factory=dict, description="what `gpuflight-server --consume` reads and where it writes (docs/fleet.md)"
+    )
+    events: dict[str, Any] = Field(
+        default_factory=dict, description="GPU sessions that agents send to gpuflight-server (docs/events.md)"
     )
     log_level: LogLevel = Field(default="warning", description="least severity that is logged to stderr")
 

@@ -220,9 +220,13 @@ class Records:
             )
 
     def position(self, source: str) -> int | None:
-        """How far a source is stored; None: nothing of it."""
-        with self._lock:
-            return self._position(source)
+        """How far a source is stored; None: nothing of it. Does not wait for a write that is under way."""
+        known = self._positions.get(source)
+        if known is not None:
+            return known
+        with self._connection.cursor() as cursor:
+            row = cursor.execute("SELECT position FROM source WHERE name = ?", (source,)).fetchone()
+        return int(row[0]) if row is not None else None
 
     def _position(self, source: str) -> int | None:
         known = self._positions.get(source)

@@ -8,6 +8,7 @@ import time
 from collections.abc import Iterable, Mapping
 
 from fastapi import Depends
+from starlette.concurrency import run_in_threadpool
 from starlette.responses import Response
 
 from gpuflight import __version__
@@ -16,6 +17,7 @@ from gpuflight.rounds import Round
 from gpuflight.server.auth import Role, require
 from gpuflight.server.consume.metrics import add_metrics
 from gpuflight.server.deps import State
+from gpuflight.server.events.figures import add_metrics as add_event_metrics
 from gpuflight.server.hub import StreamHub
 from gpuflight.server.router import PlainRouter
 from gpuflight.server.samples import sample
@@ -30,8 +32,10 @@ _SEVERITIES = ("info", "warn", "critical")
 @router.get("/metrics", summary="Metrics for Prometheus", openapi_extra=sample("GET", "/metrics"))
 async def metrics(state: State) -> Response:
     """Rounds, collectors, subscribers, GPUs and gpuflight's own cost. What is unknown has no sample."""
+    # In a thread: the size of the event store is asked of a database.
+    text = exposition(state) if state.events is None else await run_in_threadpool(exposition, state)
     return Response(
-        exposition(state).encode(errors="backslashreplace"),
+        text.encode(errors="backslashreplace"),
         media_type="text/plain; version=0.0.4; charset=utf-8",
         headers={"cache-control": "no-store"},
     )
@@ -82,6 +86,8 @@ def exposition(state: ServerState) -> str:
         _stream(text, state.hub)
     if state.consumer is not None:
         add_metrics(text.add, state.consumer.figures())
+    if state.events is not None:
+        add_event_metrics(text.add, state.events.figures, state.events.state())
     return text.text()
 
 

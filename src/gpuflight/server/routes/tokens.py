@@ -20,7 +20,7 @@ class NewToken(BaseModel):
 
     model_config = ConfigDict(extra="forbid", json_schema_extra={"example": {"role": "viewer", "name": "grafana"}})
 
-    role: Literal["viewer", "operator", "admin"] = Field(description="what it may do")
+    role: Literal["ingest", "viewer", "operator", "admin"] = Field(description="what it may do")
     name: str | None = Field(
         default=None,
         pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$",

@@ -1,0 +1,59 @@
+"""The section ``events`` of the settings: GPU sessions that agents send, how long they stay, how much is taken."""
+
+from __future__ import annotations
+
+from pydantic import BaseModel, ConfigDict, Field
+
+MIB = 1024 * 1024
+
+
+class EventRetention(BaseModel):
+    """How long events are kept."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    max_age_days: float = Field(
+        default=30.0,
+        ge=0,
+        le=36_500,
+        description="sessions of which nothing arrived for so long are deleted (days); 0: never",
+    )
+    max_bytes: int = Field(
+        default=0, ge=0, description="records of at most this size are kept (bytes), the longest idle go; 0: no limit"
+    )
+
+
+class EventsSettings(BaseModel):
+    """GPU sessions that agents send (docs/events.md). Needs the extra ``events``, else the server runs without."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    enabled: bool = Field(default=True, description="take in events of GPU sessions and answer questions about them")
+    folder: str | None = Field(
+        default=None, min_length=1, description="folder of the store; `events` in the folder for state when null"
+    )
+    retention: EventRetention = Field(default_factory=EventRetention, description="how long events are kept")
+    retention_interval_s: float = Field(
+        default=600.0, gt=0, le=86_400, description="time between two looks at what is to be deleted (s)"
+    )
+    max_body_bytes: int = Field(default=32 * MIB, ge=1024, description="body of one request with events (bytes)")
+    max_block_bytes: int = Field(
+        default=128 * MIB, ge=1024, description="the same, decompressed (bytes); beyond, it is refused"
+    )
+    max_line_bytes: int = Field(
+        default=64 * MIB, ge=MIB, description="longest line that is read (bytes); a longer one is left out and told"
+    )
+    max_waiting_bytes: int = Field(
+        default=128 * MIB,
+        ge=1024,
+        description="bodies that are being taken in (bytes); beyond, senders are told to wait (429)",
+    )
+    max_waiting_requests: int = Field(default=256, ge=1, description="requests with events at a time; beyond, 429")
+    workers_count: int = Field(default=2, ge=1, le=64, description="threads that decode events")
+    queries_count: int = Field(default=4, ge=1, le=64, description="questions that are worked on at a time")
+    max_sessions_under_way: int = Field(
+        default=200, ge=1, description="sessions whose decoding state is kept in memory; the longest idle go"
+    )
+    session_idle_s: float = Field(
+        default=600.0, gt=0, description="decoding state of a session is forgotten when nothing came for so long (s)"
+    )
