@@ -58,9 +58,11 @@ def rows(batches: list[Batch], table: str) -> list[dict[str, Any]]:
     return [row for batch in batches if batch.table == table for row in batch.rows()]
 
 
-def read(folder: Path) -> tuple[list[Batch], Ledger]:
+def read(folder: Path, *, live: bool | None = False) -> tuple[list[Batch], Ledger]:
+    """All sessions of a folder; without a lock, files that a checkout has just made would look alive."""
     ledger = Ledger()
-    return [batch for found in find_sessions(str(folder)) for batch in SessionReader(found, ledger)], ledger
+    sessions = find_sessions(str(folder))
+    return [batch for found in sessions for batch in SessionReader(found, ledger, live=live)], ledger
 
 
 def counts(batches: list[Batch]) -> Counter[str]:

@@ -197,6 +197,20 @@ def test_numbers_that_only_look_plain_take_the_exact_way() -> None:
         assert losses(ledger) == {"bad_cell": 1}
 
 
+def test_numbers_too_large_among_lines_that_are_cut() -> None:
+    allocated = line("memory_alloc_event", start_ns=1, end_ns=2, address=7, bytes=4, corr_id=1)
+    for value, expected in ((U64, U64), (U64 + 1, None), (1 << 63, 1 << 63)):
+        text = b'"address":' + str(value).encode()
+        batches, ledger = decode(allocated * 2 + allocated.replace(b'"address":7', text) * 2)
+        assert [r.get("address") for r in rows(batches, "allocation")] == [7, 7, expected, expected]
+        assert losses(ledger) == ({} if expected else {"bad_cell": 2})
+    decoder = Decoder()
+    decoder.feed(detail(1) + detail(2))
+    found = decoder.feed(detail(3) + detail(1 << 63) + detail(I64))
+    assert sorted(r.get("corr_id", -1) for r in rows(found, "kernel_detail")) == [-1, 3, I64]
+    assert losses(decoder.ledger) == {"bad_cell": 1}
+
+
 # --- single events, one by one and together --------------------------------------------------------------------------
 
 

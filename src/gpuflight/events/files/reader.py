@@ -26,14 +26,15 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 class SessionReader:
     """Iterate over it once: batches of all channels, one after the other, windows in the order of writing.
 
-    ``ledger`` tells afterwards what was lost, ``decoder.sessions`` which sessions there were.
+    ``ledger`` tells afterwards what was lost, ``decoder.sessions`` which sessions there were. ``live``: whether
+    somebody still writes; None: look.
     """
 
-    def __init__(self, folder: SessionFolder, ledger: Ledger | None = None) -> None:
+    def __init__(self, folder: SessionFolder, ledger: Ledger | None = None, *, live: bool | None = None) -> None:
         self.folder = folder
         self.ledger = Ledger() if ledger is None else ledger
         self.decoder = Decoder(folder.session_id, self.ledger)
-        self._live = folder.live()
+        self._live = folder.live() if live is None else live
 
     def __iter__(self) -> Iterator[Batch]:
         self._look_beside()
