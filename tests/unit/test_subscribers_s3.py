@@ -144,7 +144,7 @@ def test_a_difference_follows_a_whole_round_and_names_it() -> None:
     first, second = subscriber.pack(ROUNDS[0], None), subscriber.pack(ROUNDS[1], 1)
     after_a_gap = subscriber.pack(ROUNDS[2], 1)
     assert (first.base, second.base, after_a_gap.base) == (None, 1, None)
-    often = S3(one(content="diff", whole_every_rounds=2))
+    often = S3(one(content="diff", full_every_rounds=2))
     assert [often.pack(completed, completed.number - 1).base for completed in ROUNDS] == [0, None, 2]
 
 

@@ -94,6 +94,18 @@ def split_uri(uri: str) -> MongoAddress:
     return MongoAddress(hosts, scheme == "mongodb+srv", options, tuple({secret for secret in secrets if secret}))
 
 
+def journaled(uri: str) -> str:
+    """The connection string, asking that a write counts when it is in the journal, unless it says otherwise itself:
+    what was acknowledged must not vanish with a database that is killed. Raises ValueError as ``split_uri``."""
+    options = split_uri(uri).options
+    if "journal" in options or options.get("w") == "0":
+        return uri
+    body, mark, query = uri.partition("?")
+    if "/" not in body.partition("://")[2]:
+        body += "/"
+    return f"{body}?{query + '&' if mark and query else ''}journal=true"
+
+
 def _host(place: str) -> tuple[str, int]:
     if place.startswith("["):
         host, bracket, rest = place[1:].partition("]")

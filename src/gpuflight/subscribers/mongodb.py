@@ -14,7 +14,7 @@ from gpuflight.graph.codec import decode_document, graph_of
 from gpuflight.graph.namespaces import NAME_PATTERN, name_from
 from gpuflight.round_documents import StoredRound, stored_document, stored_round
 from gpuflight.rounds import Round
-from gpuflight.sources.mongo_client import MongoAddress, MongoOptions, split_uri
+from gpuflight.sources.mongo_client import MongoAddress, MongoOptions, journaled, split_uri
 from gpuflight.subscribers.base import INSTANCE_ID, Outside, PackedSettings, PackedSubscriber, Parcel, parcel
 from gpuflight.subscribers.encoding import compressed
 from gpuflight.subscribers.mongo_writer import MongoWriter
@@ -104,7 +104,7 @@ class MongoDB(PackedSubscriber):
         except Refused as error:
             raise DeliveryError(str(error), retryable=False) from error
         options = MongoOptions(
-            uri=uri,
+            uri=journaled(uri),
             timeout_s=float(settings.deliver_deadline_s),
             tls_ca_file=settings.tls_ca_file or "",
             tls_certificate_key_file=settings.tls_certificate_key_file or "",

@@ -62,7 +62,7 @@ class S3Settings(PackedSettings):
     content: Content = Field(
         default="graph", description="the whole round, or what changed, with a whole round first and after a gap"
     )
-    whole_every_rounds: int = Field(
+    full_every_rounds: int = Field(
         default=720, ge=1, description="diff: every so many rounds a whole one, from where the archive can be read"
     )
     compression: Encoding = Field(default="zstd", description="compression of the objects")
@@ -184,7 +184,7 @@ class S3(PackedSubscriber):
             raise DeliveryError(str(MissingExtra(package, "s3", "s3")), retryable=False) from error
 
     def pack(self, completed: Round, after: int | None) -> Parcel:
-        whole = self.settings.content == "graph" or completed.number % self.settings.whole_every_rounds == 0
+        whole = self.settings.content == "graph" or completed.number % self.settings.full_every_rounds == 0
         base = None if whole or after != completed.number - 1 else after
         encoding = self.settings.compression
         data = compressed(completed, "graph" if base is None else "diff", encoding)

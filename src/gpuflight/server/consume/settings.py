@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator, m
 
 from gpuflight.errors import ConfigError
 from gpuflight.server.consume.kafka import OURS
-from gpuflight.sources.mongo_client import MongoOptions, split_uri
+from gpuflight.sources.mongo_client import MongoOptions, journaled, split_uri
 from gpuflight.subscribers.kafka_settings import KafkaConnection
 
 MIB = 1024 * 1024
@@ -68,7 +68,7 @@ class ConsumeMongo(BaseModel):
         """How to connect. Unless the connection string says otherwise, a write counts when it is in the journal: what
         Kafka is told to be done must not vanish with a database that is killed. Raises ConfigError."""
         return MongoOptions(
-            uri=_journaled(self.full_uri()),
+            uri=journaled(self.full_uri()),
             timeout_s=self.timeout_s,
             tls_ca_file=self.tls_ca_file or "",
             tls_certificate_key_file=self.tls_certificate_key_file or "",
@@ -126,13 +126,3 @@ class ConsumeSettings(KafkaConnection):
             if name in OURS:
                 raise ValueError(f"{name} is set by gpuflight")
         return value
-
-
-def _journaled(uri: str) -> str:
-    options = split_uri(uri).options
-    if "journal" in options or options.get("w") == "0":
-        return uri
-    body, mark, query = uri.partition("?")
-    if "/" not in body.partition("://")[2]:
-        body += "/"
-    return f"{body}?{query + '&' if mark and query else ''}journal=true"
