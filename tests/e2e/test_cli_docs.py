@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+from tests.conftest import ROOT
 from tests.docs_text import PAGES, blocks, commands
 from tests.e2e.test_server_real import running, wait_ready
+from tests.fakes.http_receiver import Receiver
 
 from gpuflight.cli import COMMANDS
 from gpuflight.graph import Graph, edges, nodes
@@ -105,6 +109,19 @@ def test_examples_of_help(command: str, tmp_path: Path, recording: Path) -> None
             wait_ready(server.url)
             for example in examples:
                 shell(example, tmp_path, GPUFLIGHT_URL=server.url)
+        return
+    if command == "agent":  # to a receiver
+        (tmp_path / "token").write_text("gpfl_0123")
+        shutil.copytree(ROOT / "tests/data/gpufl/gen/v1.3.0rc1-clean", tmp_path / "logs")
+        with Receiver() as receiver:
+            url = f"http://127.0.0.1:{receiver.port}"
+            publisher = {"type": "http", "hostUrl": url, "authTokenFile": str(tmp_path / "token")}
+            source = {"folder": str(tmp_path / "logs")}
+            (tmp_path / "agent.json").write_text(json.dumps({"source": source, "publisher": publisher}))
+            for example in examples:
+                example = example.replace("https://gpuflight.example.com", url)
+                shell(example, tmp_path, GPUFL_AGENT_STATE_FOLDER=str(tmp_path / "state"))
+            assert receiver.received[-1].path == "/api/v1/events/session-complete"
         return
     for example in examples:
         shell(example, tmp_path)

@@ -27,6 +27,7 @@ COMMANDS = {
     "path": "the way data takes between two entities, and its narrowest hop",
     "record": "save what every source answers, to replay it elsewhere",
     "env": "what this machine lets gpuflight see, and how to see more",
+    "agent": "send the logs of GPU Flight's client to a receiver, Kafka and S3",
     "subscriber": "where rounds are delivered: types, trial deliveries, and those of a running server",
     "token": "the access tokens of a server: create, list, revoke",
     "plugins": "every collector, subscriber, layout and renderer there is",

@@ -30,9 +30,19 @@ class Answer:
 
 
 class Client:
-    """One receiver. Used by one thread at a time. Raises ImportError without httpcore."""
+    """One receiver. Used by one thread at a time. Raises ImportError without httpcore.
 
-    def __init__(self, target: Target, rules: Rules, ssl_context: ssl.SSLContext | None = None) -> None:
+    ``connect_timeout_s``: time to connect to one address, within the deadline of the call.
+    """
+
+    def __init__(
+        self,
+        target: Target,
+        rules: Rules,
+        ssl_context: ssl.SSLContext | None = None,
+        *,
+        connect_timeout_s: float | None = None,
+    ) -> None:
         import httpcore
 
         self._target = target
@@ -41,7 +51,7 @@ class Client:
             ssl_context=ssl_context,
             max_connections=1,
             keepalive_expiry=60.0,
-            network_backend=cast("httpcore.NetworkBackend", _Backend(target, rules, self._deadline)),
+            network_backend=cast("httpcore.NetworkBackend", _Backend(target, rules, self._deadline, connect_timeout_s)),
         )
 
     def post(self, headers: list[tuple[bytes, bytes]], body: bytes, timeout_s: float) -> Answer:
@@ -114,10 +124,13 @@ class _Stream:
 
 
 class _Backend:
-    def __init__(self, target: Target, rules: Rules, deadline: _Deadline) -> None:
+    def __init__(
+        self, target: Target, rules: Rules, deadline: _Deadline, connect_timeout_s: float | None = None
+    ) -> None:
         self._target = target
         self._rules = rules
         self._deadline = deadline
+        self._connect_timeout_s = connect_timeout_s
         import httpcore
 
         self._plain = httpcore.SyncBackend()
@@ -166,5 +179,7 @@ class _Backend:
         return found[0]
 
     def _connect(self, address: str, port: int, timeout_s: float) -> _Stream:
+        if self._connect_timeout_s is not None:
+            timeout_s = min(timeout_s, self._connect_timeout_s)
         # The address that was checked, not the name: it could resolve to another one now.
         return _Stream(self._plain.connect_tcp(address, port, timeout_s), self._deadline)

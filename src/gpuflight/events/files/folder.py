@@ -62,6 +62,11 @@ def find_sessions(folder: str) -> list[SessionFolder]:
     return list(_find(os.path.abspath(folder), _DEPTH))
 
 
+def sessions_in(folder: str, names: list[str]) -> list[SessionFolder]:
+    """The session whose folder this is, and the flat ones in it. ``names``: what lies there."""
+    return list(_sessions_of(folder, names))
+
+
 def _find(folder: str, depth: int) -> Iterator[SessionFolder]:
     try:
         names = sorted(os.listdir(folder))

@@ -1,0 +1,58 @@
+"""What the agent leaves in a session's folder, as gpufl-agent does: acknowledgements, losses, how it ended."""
+
+from __future__ import annotations
+
+import json
+import os
+from typing import Any
+
+from gpuflight.subscribers.atomic import sync_folder, write_atomic
+
+UPLOADED = ".uploaded"
+FAILED = ".failed"
+
+
+def acknowledge(folder: str, channel: str, number: int, window_id: str) -> None:
+    """A window has arrived and the receiver said so. Raises OSError."""
+    write_atomic(f"{folder}/.gpufl-window-ack.{channel}.{number}", f"{window_id}\n".encode())
+
+
+def note_loss(folder: str, channel: str, number: int, reason: str) -> None:
+    """A window cannot be delivered as what it was. Raises OSError."""
+    marker: dict[str, Any] = {"schema_version": 1, "source": "gpufl-agent", "channel": channel}
+    marker |= {"window_sequence": number, "reason": reason}
+    path = f"{folder}/.gpufl-transport-loss.agent-{channel}.{number}.json"
+    data = json.dumps(marker, separators=(",", ":")).encode()
+    try:
+        with open(path, "rb") as file:
+            if file.read() == data:
+                return
+    except OSError:
+        pass
+    write_atomic(path, data)
+
+
+def forget_loss(folder: str, channel: str, number: int) -> None:
+    """What was thought lost has arrived."""
+    remove(f"{folder}/.gpufl-transport-loss.agent-{channel}.{number}.json")
+
+
+def close(folder: str, reason: str = "") -> None:
+    """The session is over: everything has arrived, or, with a reason, not. Raises OSError."""
+    write_atomic(f"{folder}/{FAILED if reason else UPLOADED}", f"{reason}\n".encode() if reason else b"")
+    remove(f"{folder}/{UPLOADED if reason else FAILED}")
+
+
+def reopen(folder: str) -> None:
+    """The session goes on after all."""
+    for name in (UPLOADED, FAILED):
+        remove(f"{folder}/{name}")
+
+
+def remove(path: str) -> None:
+    """Delete a file of ours; nothing if it is not there. Raises OSError."""
+    try:
+        os.unlink(path)
+    except FileNotFoundError:
+        return
+    sync_folder(os.path.dirname(path))
