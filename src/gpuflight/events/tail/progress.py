@@ -11,13 +11,15 @@ from gpuflight.events.tail.stream import Stream
 
 class SessionProgress(msgspec.Struct):
     """``caught_up``: everything that lies there was handed out and committed. ``writer``: by the session's lock.
-    ``quiet_s``: since when no plain file of it has changed."""
+    ``quiet_s``: since when no plain file of it has changed. ``unread_bytes``: of its files, compressed ones as they lie
+    there, that were not handed out yet."""
 
     path: str
     session_id: str
     base: str
     caught_up: bool = True
     uncommitted_bytes: int = 0
+    unread_bytes: int = 0
     windows: int = 0
     quiet_s: float = float("inf")
     writer: Literal["alive", "gone", "unknown"] = "unknown"
@@ -28,5 +30,10 @@ class SessionProgress(msgspec.Struct):
         self.uncommitted_bytes += stream.uncommitted_bytes
         self.windows += len(stream.windows)
         for window in stream.windows:
+            if window.dirty and window.files:
+                raw = window.raw
+                self.unread_bytes += (
+                    window.files[0].stamp.size_bytes if raw is None else max(raw.stamp.size_bytes - window.read, 0)
+                )
             if window.files:
                 self.quiet_s = min(self.quiet_s, now_s - window.changed_s)

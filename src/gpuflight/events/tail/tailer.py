@@ -391,7 +391,7 @@ class Tailer:
         chunks: list[Chunk] = []
         left = settings.poll_bytes
         idle = 0
-        while self._ready and left > 0 and idle < len(self._ready) + 1:
+        while self._ready and left > 0 and idle <= len(self._ready):
             if self._uncommitted_bytes >= settings.max_uncommitted_bytes:
                 break
             stream = self._ready.popleft()
@@ -408,13 +408,13 @@ class Tailer:
                 left -= size
                 self._uncommitted_bytes += size
                 idle = 0
-            elif not self._shared.spent_bytes:
-                idle += 1
             if stream.stale:
                 stream.stale = False
                 self._look_into_path(stream.folder, self._monotonic_s())
             self._know_paths_after(stream)
             self._note(stream)
+            if chunk is None and not self._shared.spent_bytes and stream in self._in_ready:
+                idle += 1  # it waits for others
         if self._shared.urgent and chunks:
             self._try_to_save()
         return chunks
