@@ -269,6 +269,7 @@ class FakeNetlink:
         self.inet = InetTable()
         self.unix = UnixTable()
         self.nat: dict[Any, Any] = {}
+        self.nat_asked = 0
         self.time_wait_limit: int | None = None
 
     def inet_sockets(self, time_wait_limit: int = 0) -> InetTable:
@@ -279,6 +280,7 @@ class FakeNetlink:
         return self.unix
 
     def translations(self) -> dict[Any, Any]:
+        self.nat_asked += 1
         return self.nat
 
 

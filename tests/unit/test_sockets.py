@@ -285,6 +285,25 @@ def test_ends_that_nat_keeps_apart_are_joined_by_the_hosts_translations(world: F
     assert edge.attributes["nat"] is True
 
 
+def test_the_table_of_translations_is_read_again_only_for_what_was_not_looked_up_in_it(world: FakeWorld) -> None:
+    """It is as long as the host has connections, and half of these are never joined."""
+    collector = Sockets()
+    half = inet((HOST, 40000), (PEER, 443), inode=1)
+    opener = inet(("172.17.0.2", 4242), ("10.0.0.5", 8080), inode=2, netns=N1)
+    server = inet(("172.17.0.3", 80), ("172.17.0.2", 4242), inode=3, netns=N2)
+    look(world, half, collector=collector)
+    assert world.netlink.nat_asked == 1
+    look(world, half, inet((LO, 9000), inode=9), collector=collector)
+    assert world.netlink.nat_asked == 1
+    ends = Flow("tcp", opener.local, opener.remote), Flow("tcp", server.local, server.remote)
+    world.netlink.nat = {ends[0]: ends[1], ends[1]: ends[0]}
+    look(world, half, opener, collector=collector)
+    assert world.netlink.nat_asked == 2
+    graph = look(world, half, opener, server, collector=collector)  # its other end comes a round later
+    assert world.netlink.nat_asked == 3
+    assert (opener.id, server.id) in connections(graph)
+
+
 def test_being_in_the_same_network_is_no_connection(world: FakeWorld) -> None:
     """T06: only a socket connected to a socket is an edge."""
     graph = look(

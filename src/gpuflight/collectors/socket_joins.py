@@ -12,6 +12,8 @@ _WILDCARDS = ("0.0.0.0", "::")  # noqa: S104 - compared, never bound
 _CLOSED = frozenset(("TIME_WAIT", "FIN_WAIT1", "FIN_WAIT2", "CLOSING", "LAST_ACK"))
 
 Translations = Callable[[], dict[Flow, Flow]]
+Asked = frozenset[tuple[InetKey, int]]
+"""Sockets by key and cookie: addresses are used again."""
 
 
 class Connection(Struct, gc=False):
@@ -30,6 +32,9 @@ class SocketJoins:
     namespaces (veth) if there is exactly one such pair on the host and no end is a loopback address. A connected UDP
     socket whose peer is bound but not connected is joined to that. Ends that NAT keeps apart are joined by the host's
     table of translations. Whatever stays alone is a half connection; none is dropped.
+
+    ``asked``: sockets that stayed alone in an earlier round, though the table was looked at. It is long, so it is read
+    again only for others: what NAT does to a connection is settled when that begins.
     """
 
     def __init__(
@@ -38,11 +43,15 @@ class SocketJoins:
         addresses: dict[int, frozenset[str]],
         known: dict[InetKey, Connection] | None = None,
         translations: Translations | None = None,
+        asked: Asked = frozenset(),
     ) -> None:
         self._bound: dict[tuple[int, str, str, int], InetSocket] = {}
         self._addresses = addresses
         self._known = known if known is not None else {}
         self._translations = translations
+        self._asked = asked
+        self.alone: Asked = frozenset()
+        """Set by ``connections``: what to hand in as ``asked`` next time."""
         connected = {socket.key: socket for socket in sockets if socket.remote}
         others = 0
         for socket in sockets:
@@ -86,6 +95,7 @@ class SocketJoins:
             alone = self._join_to_bound(alone, joined)
         if alone:
             alone = self._join_translated(alone, joined)
+        self.alone = frozenset([(socket.key, socket.cookie) for socket in alone])
         joined += [self._half(socket) for socket in alone]
         return joined
 
@@ -213,7 +223,10 @@ class SocketJoins:
         return None if found is socket else found
 
     def _join_translated(self, alone: list[InetSocket], joined: list[Connection]) -> list[InetSocket]:
-        if self._translations is None or all(socket.loopback for socket in alone):
+        asked = self._asked
+        if self._translations is None or all(
+            socket.loopback or (socket.key, socket.cookie) in asked for socket in alone
+        ):
             return alone
         table = self._translations()
         if not table:

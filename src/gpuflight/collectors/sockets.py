@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from gpuflight.collectors.base import Batch, Collector
 from gpuflight.collectors.socket_edges import Counters, connect_to, read_counters
 from gpuflight.collectors.socket_endpoints import Endpoint, Endpoints, Peer
-from gpuflight.collectors.socket_joins import Connection, SocketJoins, is_closed
+from gpuflight.collectors.socket_joins import Asked, Connection, SocketJoins, is_closed
 from gpuflight.collectors.socket_owners import SocketOwners
 from gpuflight.graph import Edge, EdgeKey, Entity, edges, nodes
 from gpuflight.sources.netlink import InetKey, InetSocket, socket_id
@@ -81,6 +81,7 @@ class Sockets(Collector):
         self._sockets: list[InetSocket] = []
         self._listening: set[int] = set()
         self._passed: set[InetKey] = set()
+        self._asked: Asked = frozenset()
         self._seeded = False
         self._by_process: dict[str, list[Endpoint]] | None = None
         self._by_endpoint: dict[str, list[_Link]] = {}
@@ -103,7 +104,8 @@ class Sockets(Collector):
         changed = self._changed(sockets) if self._owners.same and not moved else None
         self._sockets, self._addresses = sockets, table.addresses
         if changed is None:
-            joins = SocketJoins(sockets, table.addresses, self._known, world.netlink.translations)
+            asked: Asked = self._asked if not moved else frozenset()
+            joins = SocketJoins(sockets, table.addresses, self._known, world.netlink.translations, asked)
             self._rebuild(sockets, joins, moved=moved)
         else:
             self._update(changed)
@@ -199,6 +201,7 @@ class Sockets(Collector):
         """Join everything anew."""
         self._endpoints.begin(sockets, joins)
         self._links = self._link(joins.connections(), joins, moved=moved)
+        self._asked = joins.alone
         self._endpoints.finish()
         self._known = {}
         for link in self._links.values():
