@@ -30,6 +30,7 @@ from gpuflight.sources.mongodb import Mongo
 from gpuflight.sources.netlink import Netlink
 from gpuflight.sources.nvml import Nvml
 from gpuflight.sources.procfs import ProcFs
+from gpuflight.sources.session_logs import SessionLogs
 from gpuflight.sources.sysfs import SysFs
 from gpuflight.sources.tools import Tools
 from gpuflight.sources.world import World
@@ -102,6 +103,7 @@ class FakeMachine:
             tape=self.tape,
             http=Http(self.tape),
             mongo=Mongo(self.tape),
+            session_logs=SessionLogs(self.tape),
         )
         self.number = 0
 
@@ -249,6 +251,8 @@ def _base() -> MemoryFs:
         fds={3: "/dev/nvidia1", 5: "socket:[602]", 6: "r:pipe:[7000]", 7: "/memfd:arena (deleted)", 9: "socket:[652]"},
         shared=_RING + _ARENA, **pod,
     )  # fmt: skip
+    for pid in (TRAINER, RANK):  # a pod has a host name of its own
+        files.link(f"/proc/{pid}/ns/uts", "uts:[4026532002]")
     add_process(
         files, SERVER, "server", argv=["server", "--password", "HUSH-argument"], cgroup="/system.slice/server.service",
         fds={3: "socket:[611]", 4: "socket:[612]", 5: "w:pipe:[7001]", 6: "/queue", 7: "w:/tmp/fifo",

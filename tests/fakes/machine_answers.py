@@ -13,6 +13,17 @@ from tests.fakes.sockets import address_message, inet_message, tcp_info, unix_me
 
 from gpuflight.collectors.fleet import Seen
 from gpuflight.errors import SourceUnavailable
+from gpuflight.events.activity.summary import (
+    CopySum,
+    DeviceFacts,
+    KernelSum,
+    MemorySum,
+    ScopeSum,
+    StreamSum,
+    Summary,
+    WaitSum,
+)
+from gpuflight.events.reading import Reading
 from gpuflight.graph import Graph, edges, nodes
 from gpuflight.graph.codec import encode_graph, time_text
 from gpuflight.round_documents import Head
@@ -66,6 +77,7 @@ def answers(clock: ManualClock) -> dict[tuple[str, str], bytes | Callable[[], by
         **_netlink(),
         **_peer(clock),
         **_database(clock),
+        ("session_logs", "reading"): lambda: _sessions(clock),
     }
     snapshot = nvml_snapshot()
     if snapshot is not None:
@@ -113,6 +125,31 @@ def _database(clock: ManualClock) -> dict[tuple[str, str], bytes | Callable[[], 
     graph = Graph([host, process], [edges.Host(host.id, process.id)])
     where = "mongodb://db-1:27017/gpuflight"
     return {("mongodb", where): heads, ("mongodb", f"{where} db-host"): encode_graph(graph)}
+
+
+def _sessions(clock: ManualClock) -> bytes:
+    """A session of the trainer in its pod, which knows itself as pid 1 of job-0, and one of the server, that ended."""
+    began_ns = 1_700_000_100 * 10**9
+    devices = [DeviceFacts(number, f"GPU-{number}", "Fake H100", "NVIDIA") for number in range(2)]
+    secret = "train --api-key=HUSH-application"
+    trainer = Summary(
+        session_id="session-1", folder="/var/gpufl/monitor/session-1", app=secret, hostname="job-0", pid=1,
+        kind="trace", engine="nvidia.trace", start_ns=began_ns, last_event_ns=clock.wall_ns(), devices=devices,
+        launches=30, kernel_ns=3_000_000, busy_ns=2_500_000, device_latest_ns=clock.wall_ns(), kernels_count=3,
+        kernels=[
+            KernelSum(1, "gemm", 20, 2_000_000, 90_000, 110_000, 100_000, 110_000, [(7, 20, 2_000_000)], 20, 0.5),
+            KernelSum(2, None, 8, 900_000, 90_000, 120_000, 110_000, 120_000, [(7, 4, 450_000), (9, 4, 450_000)]),
+        ],
+        streams=[StreamSum(7, 0, 24, 2_450_000, 2, 8192), StreamSum(9, None, 6, 550_000)], streams_count=3,
+        copies=[CopySum("HtoD", 0, 2, 8192, 4000), CopySum("DtoD", None, 1, 64, 100)],
+        waits=[WaitSum("stream", 3, 60_000, 30_000)], memory=[MemorySum(0, False, 3, 1, 0, 2048, 4096)],
+        scopes=[ScopeSum("epoch", "epoch", 0, 1, 1, 0, 0), ScopeSum("epoch|step", "step", 1, 4, 0, 8000, 3000)],
+        scopes_count=3, events=60, losses=1, lag_bytes=100, read_ns=clock.wall_ns(), writer="unknown",
+    )  # fmt: skip
+    server = Summary(session_id="session-2", hostname="node1", pid=SERVER, start_ns=began_ns, end="shutdown", events=4)
+    elsewhere = Summary(session_id="session-3", hostname="node-7", pid=SERVER, start_ns=began_ns, events=4)
+    reading = Reading([server, elsewhere, trainer], ["/var/gpufl/monitor"], lag_bytes=100, lost=2)
+    return msgspec.msgpack.encode(reading)
 
 
 @functools.cache

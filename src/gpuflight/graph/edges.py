@@ -54,7 +54,8 @@ class RunOn(Deploy, tag="RunOn", gc=False):
 
 class Access(DataStream, tag="Access", gc=False):
     """A process uses a device, a memory segment, a queue, a file system. attributes: ends (r, w, rw, of queues), how.
-    metrics: of a GPU memory_used_bytes, sm_util_pct, memory_util_pct."""
+    metrics: of a GPU memory_used_bytes, sm_util_pct, memory_util_pct; of recorded sessions held_bytes and
+    alloc_peak_bytes."""
 
 
 class SendTo(DataStream, tag="SendTo", gc=False):
@@ -67,7 +68,8 @@ class ConnectTo(DataStream, tag="ConnectTo", gc=False):
 
 
 class Transfer(DataStream, tag="Transfer", gc=False):
-    """A copy between host and device memory or between devices."""
+    """A copy between host and device memory or between devices. metrics: copies_count, copied_bytes,
+    copy_bytes_per_s (over the round), achieved_bytes_per_s (while copying)."""
 
 
 class Launch(DataStream, tag="Launch", gc=False):

@@ -357,7 +357,18 @@ class Device(Entity, tag="Device", gc=False, kw_only=True):
 
 
 class Session(Entity, tag="Session", gc=False, kw_only=True):
-    """A recorded GPU session (GPU Flight log) by its id."""
+    """A recorded GPU session (GPU Flight log) by its id.
+
+    attributes: name (app), state (``live``, ``ended: shutdown`` | ``launcher`` | ``process gone`` | ``writer gone`` |
+    ``silent``), app, hostname and pid as the program sees them, session_kind, engine, run_id, segment, folder, gpus
+    (UUIDs), started, ended, last_event, kernel_times (of the GPU, or synthetic), partial.
+
+    metrics: events_count, losses_count, lag_bytes (written and not read yet), duration_s, launches_count,
+    launches_per_s, kernels_count, kernels_unnamed_count, gpu_time_ms (of all kernels), busy_pct (some kernel ran),
+    other_{kernels,launches}_count and other_gpu_time_ms (of kernels that are no entities), copies_count,
+    copied_<direction>_bytes and copy_<direction>_bytes_per_s (htod, dtoh, dtod, ptop, other), memsets_count,
+    graph_launches_count, syncs_count, sync_wait_ms, sync_wait_pct (of one thread), allocations_count,
+    frees_unmatched_count, held_bytes, alloc_peak_bytes, pinned_held_bytes, pinned_peak_bytes, scopes_count."""
 
     session_id: str
 
@@ -379,7 +390,9 @@ class Application(Entity, tag="Application", gc=False, kw_only=True):
 
 
 class Scope(Entity, tag="Scope", gc=False, kw_only=True):
-    """A named scope of a session (a step, a phase)."""
+    """A named scope of a session (a step, a phase), by its place in the tree: names from the outermost, joined by ``|``.
+
+    attributes: name, depth. metrics: runs_count (ended), open_count, time_ms, mean_ms, max_ms."""
 
     session_id: str
     path: str
@@ -389,7 +402,11 @@ class Scope(Entity, tag="Scope", gc=False, kw_only=True):
 
 
 class Kernel(Entity, tag="Kernel", gc=False, kw_only=True):
-    """A GPU kernel as launched by one process: aggregates only, never single launches."""
+    """A GPU kernel as launched by one process: aggregates only, never single launches.
+
+    attributes: synthetic (times are those of launches). metrics: launches_count (the samples of the times),
+    launches_per_s, gpu_time_ms, gpu_time_pct (more than 100 on several streams), mean_us, min_us, max_us, p50_us and
+    p99_us (within 0.8 %), occupancy_pct (theoretical) with occupancy_samples_count."""
 
     process: str
     name: str
@@ -403,7 +420,7 @@ class Kernel(Entity, tag="Kernel", gc=False, kw_only=True):
 
 
 class Stream(Entity, tag="Stream", gc=False, kw_only=True):
-    """A CUDA stream of a process."""
+    """A CUDA stream of a process. metrics: launches_count, gpu_time_ms, copies_count, copied_bytes."""
 
     process: str
     stream: int

@@ -16,6 +16,7 @@ from gpuflight.sources.netlink import Netlink
 from gpuflight.sources.nvml import Nvml
 from gpuflight.sources.procfs import ProcFs
 from gpuflight.sources.recording import Tape
+from gpuflight.sources.session_logs import SessionLogs
 from gpuflight.sources.sysfs import SysFs
 from gpuflight.sources.taped_fs import RecordingFs, ReplayFs
 from gpuflight.sources.tools import Tools
@@ -68,6 +69,7 @@ def open_world(
         tape=tape,
         http=Http(beside),
         mongo=Mongo(beside),
+        session_logs=SessionLogs(tape, root),
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from gpuflight.sources.http import Http
 from gpuflight.sources.mongodb import Mongo
+from gpuflight.sources.session_logs import SessionLogs
 
 if TYPE_CHECKING:
     from gpuflight.sources.cgroups import Cgroups
@@ -40,6 +41,7 @@ class World:
     tape: Tape | None = None  # set when this world is recorded or replayed
     http: Http = field(default_factory=Http)
     mongo: Mongo = field(default_factory=Mongo)
+    session_logs: SessionLogs = field(default_factory=SessionLogs)
 
     def may_trace(self) -> bool:
         """Whether this process has CAP_SYS_PTRACE, the right to look into other users' processes."""
