@@ -43,6 +43,33 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "/api/v1/rounds/{number}": ("round", "time", "coverage", "env"),
     "/api/v1/rounds/{number}/diff": ("round",),
     "/api/v1/tokens/{which}": ("revoked",),
+    "/api/v1/api-keys/{which}": ("revoked",),
+    "/api/v1/auth/login": ("token", "username", "role"),
+    "/api/v1/auth/profile": ("username",),
+    "/api/v1/events/stream": ("accepted_for_processing", "accepted", "rejected", "errors"),
+    "/api/v1/events/session-complete": ("status", "session_id"),
+    "/api/v1/events/{kind}": ("status", "eventType", "accepted", "rejected", "errors"),
+    "/api/v1/events/admin/retention/run": ("deletedSessions",),
+    "/api/v1/events/sessions/{session_id}": ("deleted",),
+    "/api/v1/events/source-content": ("sessionId", "files"),
+    "/api/v1/events/disassembly": ("sessionId", "functions"),
+    "/api/v1/insights/{session_id}": ("sessionId", "insights"),
+    "/api/v1/sessions": ("sessions", "sessions_count"),
+    "/api/v1/sessions/{session_id}/retention": ("session_id", "retention_days"),
+    "/api/v1/sessions/{session_id}/compare": ("kernels", "kernels_count", "before_count", "after_count"),
+    "/api/v1/sessions/{session_id}/kernels/top": ("lines", "lines_count", "count", "total_ns"),
+    "/api/v1/sessions/{session_id}/kernels": ("kernels",),
+    "/api/v1/sessions/{session_id}/kernels/histogram": ("buckets",),
+    "/api/v1/sessions/{session_id}/copies": ("copies",),
+    "/api/v1/sessions/{session_id}/memset": ("fills",),
+    "/api/v1/sessions/{session_id}/waits": ("waits",),
+    "/api/v1/sessions/{session_id}/memory": ("memory",),
+    "/api/v1/sessions/{session_id}/memory/held": ("held",),
+    "/api/v1/sessions/{session_id}/memory/series": ("points",),
+    "/api/v1/sessions/{session_id}/scopes": ("nodes", "unmatched_ends_count", "complete"),
+    "/api/v1/sessions/{session_id}/profile": ("lines",),
+    "/api/v1/sessions/{session_id}/telemetry": ("series",),
+    "/api/v1/sessions/{session_id}/counters": ("series",),
     "/compressed_graph": _ENVELOPE,
     "/control/clear": _ENVELOPE,
     "/control/start": _ENVELOPE,
@@ -53,6 +80,22 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "/status": _ENVELOPE,
 }
 """Path → what the JSON of its success always has, the same for each method; nothing is said of others."""
+
+_ARRAYS = (
+    "/api/v1/auth/api-keys",
+    "/api/v1/auth/demo-tokens",
+    "/api/v1/events/hosts",
+    "/api/v1/events/init",
+    "/api/v1/events/system",
+    "/api/v1/events/profile-samples",
+)
+"""Whose GET gives a list."""
+
+_RECORDS = "/api/v1/sessions/{session_id}/"
+"""Questions about the records of a session have an ETag too."""
+
+_EVENTS = ("/api/v1/events/", "/api/v1/sessions", "/api/v1/insights/")
+"""404 where there are no GPU sessions at all."""
 
 _CACHED = (
     "/api/v1/graph",
@@ -125,8 +168,8 @@ def complete(document: dict[str, Any]) -> None:
     }
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
-            _success(path, operation)
-            if method == "get" and path in _CACHED:
+            _success(path, method, operation)
+            if method == "get" and (path in _CACHED or path.startswith(_RECORDS)):
                 operation["responses"].setdefault("304", {"description": "the same as the ETag given"})
             for status in _errors(path, method, operation):
                 response = operation["responses"].setdefault(str(status), {"description": _ERRORS[status]})
@@ -140,12 +183,12 @@ def complete(document: dict[str, Any]) -> None:
                 operation["security"] = [{}, {"token": []}]
 
 
-def _success(path: str, operation: dict[str, Any]) -> None:
+def _success(path: str, method: str, operation: dict[str, Any]) -> None:
     for status, response in operation["responses"].items():
         content = response.get("content", {})
-        if not status.startswith("2") or (content and _JSON not in content):
+        if not status.startswith("2") or status == "204" or (content and _JSON not in content):
             continue
-        schema: dict[str, Any] = {"type": "object"}
+        schema: dict[str, Any] = {"type": "array" if method == "get" and path in _ARRAYS else "object"}
         if required := _KEYS.get(path):
             schema["required"] = list(required)
         content[_JSON] = {"schema": schema}
@@ -177,7 +220,7 @@ def _errors(path: str, method: str, operation: dict[str, Any]) -> set[int]:
         found.add(503)
     if names:
         found.add(422)
-    if "{" in path or names & _ABOUT_ROUNDS:
+    if "{" in path or names & _ABOUT_ROUNDS or path.startswith(_EVENTS):
         found.add(404)
     if names & {"around", "from"}:
         found.add(409)
