@@ -70,13 +70,18 @@ class LiveSessions:
         drained = True
         for tailer, disk in self._in_turn():
             disk.look_again()
-            reading.hidden += disk.hidden_count
-            while left > 0 and self._monotonic_s() < until_s and (chunks := tailer.poll()):
+            while True:
+                if 2 * left < tailer.settings.poll_bytes or self._monotonic_s() >= until_s:
+                    drained = False
+                    break
+                chunks = tailer.poll()
+                if not chunks:
+                    break
                 for chunk in chunks:
                     self._take(chunk)
                     tailer.commit(chunk)
                     left -= chunk.end - chunk.start
-            drained = drained and left > 0 and self._monotonic_s() < until_s
+            reading.hidden += disk.hidden_count
         reading.lost = self._newly_lost()
         reading.dropped = self._drop_the_quiet()
         reading.lag_bytes = self._say_what_is_behind(drained)
@@ -113,7 +118,7 @@ class LiveSessions:
                 settings = TailSettings(
                     notify=self.settings.notify,
                     poll_bytes=min(8 << 20, self.settings.bytes_per_round),
-                    chunk_bytes=min(1 << 20, self.settings.bytes_per_round),
+                    chunk_bytes=min(1 << 20, self.settings.bytes_per_round // 4),
                 )
                 disk = self._make_disk()
                 tailer = Tailer(folder, None, settings, disk=disk, monotonic_s=self._monotonic_s, wall_s=self._wall_s)

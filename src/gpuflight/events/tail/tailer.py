@@ -319,7 +319,8 @@ class Tailer:
                 stream.update([], stream.descending)
             self._know_paths(stream, now_s)
             self._note(stream)
-        new, gone = listing.below - folder.below, folder.below - listing.below
+        # One that was gone for a moment is new, although it never was missing in a look at this folder.
+        new, gone = {path for path in listing.below if path not in self._tree}, folder.below - listing.below
         folder.below = listing.below
         self._put_off(folder, now_s, folder.changed_s, folder.trusted)
         for path in sorted(gone):
