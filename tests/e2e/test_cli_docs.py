@@ -123,5 +123,7 @@ def test_examples_of_help(command: str, tmp_path: Path, recording: Path) -> None
                 shell(example, tmp_path, GPUFL_AGENT_STATE_FOLDER=str(tmp_path / "state"))
             assert receiver.received[-1].path == "/api/v1/events/session-complete"
         return
+    if command in ("report", "export", "import"):
+        shutil.copytree(ROOT / "tests/data/gpufl/gen/v1.3.0rc1-clean", tmp_path / "logs")
     for example in examples:
         shell(example, tmp_path)

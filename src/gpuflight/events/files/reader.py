@@ -37,9 +37,14 @@ class SessionReader:
         self._live = folder.live() if live is None else live
 
     def __iter__(self) -> Iterator[Batch]:
+        for batches in self.blocks():
+            yield from batches
+
+    def blocks(self) -> Iterator[list[Batch]]:
+        """The same, batches of whole lines together: what came of one numbered batch is not taken apart."""
         self._look_beside()
         for _, lines, place in _ahead(self._pieces()):
-            yield from self.decoder.feed(lines, place)
+            yield self.decoder.feed(lines, place)
         if not self._live:
             for session in self.decoder.sessions.values():
                 if not session.ended:
