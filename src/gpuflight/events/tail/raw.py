@@ -92,6 +92,8 @@ def _open(shared: Shared, window: Window) -> bool:
         if b"\n" not in start.lstrip():
             start = shared.disk.read(descriptor, HEAD_BYTES, 0)
         if head_of(start) != window.head:
+            if stream.trusted:  # else it was renamed, as a rule
+                shared.tell("file_rewritten", window, offset=window.read)
             stream.split(window, file)
             return False
         file.checked = True

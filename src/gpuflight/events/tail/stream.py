@@ -60,6 +60,7 @@ class Stream:
         self.todo: list[Window] = []
         self.wakes: list[tuple[float, Window | None]] = []
         """When what has to be looked at again: a window, or (None) all of it."""
+        self._asked_s = float("inf")
         self.waits = False
         self.waits_for_room = False
         self.stale = False
@@ -151,6 +152,7 @@ class Stream:
         if not unchanged:
             file.finished = False
             file.checked = file.checked and self.trusted and not packed
+            window.refused = window.refused and stamp.size_bytes >= file.stamp.size_bytes
             window.changed_s = now_s
             window.dirty = True
             window.done = window.done and not packed
@@ -169,7 +171,7 @@ class Stream:
             window.gone_wall_s = window.gone_wall_s or self.shared.wall_s()
             window.dirty = window.descriptor >= 0
             self.shared.stop_inflating(window)
-            self.wakes.append((now_s + self.shared.settings.gone_wait_s, None))
+            self._ask(now_s + self.shared.settings.gone_wait_s)
 
     def _unread(self, window: Window) -> bool:
         """Whether its files promise more than was read."""
@@ -249,7 +251,7 @@ class Stream:
             now_s = self.shared.monotonic_s()
             window.last = msgspec.structs.replace(file, stamp=Stamp(0, 0, 0, 0))
             window.gone_since_s, window.gone_wall_s = now_s, self.shared.wall_s()
-            self.wakes.append((now_s + self.shared.settings.gone_wait_s, None))
+            self._ask(now_s + self.shared.settings.gone_wait_s)
         self.regrouped = True
         self._sort()
         return new
@@ -298,7 +300,7 @@ class Stream:
                 self._missing_since_s.pop(number, None)
             elif number < max(have):
                 self._hole = number if self._hole is None else min(self._hole, number)
-                self.wakes.append((since_s + wait_s, None))
+                self._ask(since_s + wait_s)
         self._account(have)
 
     def _account(self, have: set[int]) -> None:
@@ -392,6 +394,12 @@ class Stream:
         window.failures += 1
         self.look_again(window, self.shared.monotonic_s() + pause_s)
 
+    def _ask(self, at_s: float) -> None:
+        """To be woken, once for all that wait."""
+        if at_s < self._asked_s:
+            self._asked_s = at_s
+            self.wakes.append((at_s, None))
+
     def look_again(self, window: Window, at_s: float) -> None:
         self.wakes.append((at_s, window))
 
@@ -401,6 +409,7 @@ class Stream:
         if window is not None:
             window.dirty = window in self.windows and bool(window.files) and not window.refused
         else:
+            self._asked_s = float("inf")
             self._look_for_holes(now_s)
             self._close_gone(now_s)
         self._sort()
@@ -410,6 +419,8 @@ class Stream:
         raw = window.raw
         if raw is None:
             return
+        if stamp.size_bytes < raw.stamp.size_bytes:
+            window.refused = False  # something else may be in it now
         raw.stamp = stamp
         window.changed_s = self.shared.monotonic_s()
         if not window.refused and not window.dirty:
@@ -427,11 +438,11 @@ class Stream:
                 continue
             held = window.descriptor >= 0
             if unknown or now_s - window.gone_since_s < wait_s:  # its content may be in a file not looked into yet
-                self.wakes.append((max(now_s, window.gone_since_s) + wait_s, None))
+                self._ask(max(now_s, window.gone_since_s) + wait_s)
                 continue
             if held and self.shared.disk.status(window.descriptor).size_bytes > window.seen_bytes:
                 window.dirty = True
-                self.wakes.append((now_s + wait_s, None))
+                self._ask(now_s + wait_s)
                 continue
             self._let_go(window, held)
 
