@@ -80,6 +80,9 @@ class Agent:
 
     def run(self, stop: threading.Event) -> int:
         """The exit code."""
+        publisher = self.settings.publisher
+        where = publisher.hostUrl if publisher.type == "http" else publisher.bootstrapServers
+        log.info("sending what is in %s to %s", ", ".join(s.folder for s in self.settings.sources), where)
         clean = 0
         checked_s = time.monotonic()
         moved_at, moved_s = -1, time.monotonic()

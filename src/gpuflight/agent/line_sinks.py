@@ -20,7 +20,7 @@ from gpuflight.agent.secrets import read_secret
 from gpuflight.agent.send import REFUSALS, gzipped
 from gpuflight.agent.settings import AgentSettings, Publisher, brokers_of
 from gpuflight.agent.totals import Totals
-from gpuflight.errors import ConfigError, DeliveryError, GpuflightError
+from gpuflight.errors import ConfigError, DeliveryError, GpuflightError, MissingExtra
 from gpuflight.events.tail import Chunk
 from gpuflight.settings.problems import problems
 from gpuflight.subscribers.kafka_client import KafkaClient, MessageTooLarge
@@ -83,6 +83,10 @@ class KafkaLines:
         self._dead = dead
         self._gate = gate
         self._totals = totals
+        try:
+            import confluent_kafka  # noqa: F401 - told before anything is done
+        except ImportError as error:
+            raise MissingExtra("confluent-kafka", "kafka", "the agent's kafka") from error
         self._clients: dict[str, KafkaClient] = {}
         self._opened: set[str] = set()
         for source in settings.sources:

@@ -200,8 +200,12 @@ class LineShipper:
     # --- sessions ---
 
     def _goes_on(self, folder: str) -> None:
-        if not self._closed.pop(folder, False) and not self._is_ours(folder):
+        closed_now = self._closed.pop(folder, False)
+        state = self._progress.session(folder)[0]
+        if not state:
             return
+        if closed_now:
+            self._totals.goes_on(state == "failed")
         log.info("%s: goes on", folder)
         self._progress.reopen_session(folder)
         try:
@@ -213,8 +217,10 @@ class LineShipper:
         path = session.path
         if self._closed.get(path) or not session.caught_up:
             return
-        if self._is_ours(path):  # closed before a restart
+        state = self._progress.session(path)[0]
+        if state:  # closed before a restart
             self._closed[path] = True
+            self._totals.closed_before(path, state == "failed")
             return
         writer = owner(path)
         wait_s = self._settings.settleSeconds if writer == "gone" else self._quiet_s(session)

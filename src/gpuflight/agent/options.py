@@ -11,6 +11,7 @@ from pydantic import ValidationError
 
 from gpuflight.agent.settings import AgentFile, AgentSettings
 from gpuflight.errors import ConfigError
+from gpuflight.settings.dump import mask
 from gpuflight.settings.files import read_config_file
 from gpuflight.settings.problems import problems, validate
 from gpuflight.subscribers.spool import state_folder
@@ -64,6 +65,7 @@ OPTIONS = (
     Option("archiver-secret-key-file", "GPUFL_ARCHIVER_SECRET_KEY_FILE", "archiver.secretKeyFile", "file with it"),
     Option("archiver-prefix", "GPUFL_ARCHIVER_PREFIX", "archiver.prefix", "what keys begin with (raw-events/)"),
     Option("archiver-checksum", "GPUFL_ARCHIVER_CHECKSUM", "archiver.checksum", "md5 or sha256"),
+    Option("archiver-timeout", "GPUFL_ARCHIVER_TIMEOUT_SEC", "archiver.timeoutSeconds", "time for an upload (s, 60)"),
     Option("archiver-delete", "GPUFL_ARCHIVER_DELETE", "archiver.deleteAfterUpload", "delete then", "switch"),
     Option("cursor-file", "GPUFL_CURSOR_FILE", "cursorFile", "gpufl-agent's positions, taken over (./cursor.json)"),
     Option("state-folder", "GPUFL_AGENT_STATE_FOLDER", "stateFolder", "where what was sent is remembered"),
@@ -147,7 +149,7 @@ def _file(path: str) -> AgentFile:
     try:
         return validate(AgentFile, read_config_file(path), strict=True)
     except ValidationError as error:
-        lines = (f"{path}: {line}" for _, line in problems(error, AgentFile))
+        lines = (f"{path}: {mask(line)}" for _, line in problems(error, AgentFile))
         raise ConfigError("\n".join(lines)) from None
 
 
@@ -194,4 +196,4 @@ def _as_flag(path: tuple[str | int, ...], line: str) -> str:
     """The flag's name before the path of the file, where there is one."""
     dotted = ".".join(str(part) for part in path)
     flag = next((option.flag for option in OPTIONS if option.path == dotted), None)
-    return f"--{flag}: {line.partition(': ')[2]}" if flag else line
+    return str(mask(f"--{flag}: {line.partition(': ')[2]}" if flag else line))

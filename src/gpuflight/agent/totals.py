@@ -58,6 +58,14 @@ class Totals:
         else:
             log.info("%s: all of it has arrived", path)
 
+    def goes_on(self, failed: bool) -> None:
+        """A session that was over is not."""
+        with self._lock:
+            if failed:
+                self.counts.failed -= 1
+            else:
+                self.counts.uploaded -= 1
+
     def closed_before(self, path: str, failed: bool) -> None:
         """A session was closed before, by us or another agent."""
         if failed:

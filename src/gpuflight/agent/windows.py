@@ -129,6 +129,7 @@ class WindowShipper:
     def _found(self, folder: SessionFolder, now_s: float) -> None:
         with self._guard:
             session = self.sessions.get(folder.path)
+            new = False
             if session is None:
                 session = Session(folder, Plan())
                 session.cursors = self._progress.cursors(folder.session_id, folder.path)
@@ -142,15 +143,21 @@ class WindowShipper:
                     self._totals.closed_before(folder.path, beside.failed and not beside.uploaded)
                 elif closed and state:
                     session.state, session.reason = "closed", reason
-                    self._totals.closed_before(folder.path, bool(reason))
                 elif state == "failed":  # somebody has removed the marker: try again
                     self._progress.forget_dead(folder.path)
                     self._progress.reopen_session(folder.path)
                 self.sessions[folder.path] = session
+                new = True
             if session.state == "others":
                 return
             session.take(folder, self._plan(folder, session, over=session.final), now_s)
-            if session.state == "closed" and session.left:
+            if session.state != "closed":
+                return
+            if not session.left and new:
+                self._totals.closed_before(session.path, bool(session.reason))
+            elif session.left:
+                if not new:
+                    self._totals.goes_on(bool(session.reason))
                 log.info("%s: goes on: %d more windows", session.path, session.left)
                 session.state, session.final, session.over_since_s = "open", False, -1.0
                 self._progress.reopen_session(session.path)
@@ -168,6 +175,8 @@ class WindowShipper:
     def _go_on(self, session: Session, now_s: float) -> None:
         live = session.folder.live()
         with self._guard:
+            if session.state != "open":  # closed meanwhile
+                return
             if live:
                 if session.final:
                     session.final, session.stale = False, True
