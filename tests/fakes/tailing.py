@@ -62,8 +62,16 @@ class Rig:
         self.chunks: list[Chunk] = []
         self.tailer = self.open()
 
+    opened: list[Tailer] = []
+    """Of all rigs; a test's fixture closes them."""
+
+    @classmethod
+    def close_all(cls) -> None:
+        while cls.opened:
+            cls.opened.pop().close(save=False)
+
     def open(self, **more: Any) -> Tailer:
-        return Tailer(
+        tailer = Tailer(
             str(self.folder),
             self.checkpoint,
             self.settings,
@@ -72,6 +80,8 @@ class Rig:
             wall_s=self.clock.wall,
             **more,
         )
+        self.opened.append(tailer)
+        return tailer
 
     def poll(self, seconds: float = 10) -> list[Chunk]:
         """What one poll hands out, some time later."""

@@ -7,6 +7,7 @@ import logging
 import os
 import shutil
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,12 @@ from hypothesis import strategies as st
 from tests.fakes.tailing import SESSION, FaultyDisk, Rig, compress, descriptors_of, line, lines, pack, put
 
 from gpuflight.events.format import windows as durable
+
+
+@pytest.fixture(autouse=True)
+def _close() -> Iterator[None]:
+    yield
+    Rig.close_all()
 
 
 @pytest.fixture

@@ -267,6 +267,7 @@ class Logs(RuleBasedStateMachine):
                 assert self.rig.tailer.uncommitted_bytes == 0
                 self.rig.tailer.close()
         finally:
+            Rig.close_all()
             shutil.rmtree(self.root, ignore_errors=True)
 
 

@@ -198,7 +198,8 @@ def _rewritten(shared: Shared, window: Window) -> None:
         shared.close(window)
         return
     new = window.stream.split(window, file, known_as_another=same)
-    if begin:
+    if begin:  # known by what is left; saved at once, since nothing in the file tells it from the old one
+        window.stream.identify(new, file, window.head, lambda other: False)
         new.read = new.committed = new.scanned = begin
         new.mark = new.committed_mark = mark_of(_before(shared, new, begin))
         new.unended = unended

@@ -416,7 +416,7 @@ class Tailer:
             self._note(stream)
             if chunk is None and not self._shared.spent_bytes and stream in self._in_ready:
                 idle += 1  # it waits for others
-        if self._shared.urgent and chunks:
+        if self._shared.urgent:
             self._try_to_save()
         return chunks
 
