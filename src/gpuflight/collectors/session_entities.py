@@ -143,6 +143,8 @@ def _add_kernels(batch: Batch, shown: list[Shown]) -> None:
     told: dict[str, list[tuple[Shown, KernelSum]]] = {}
     for one in shown:
         for kernel in one.summary.kernels:
+            if kernel.count <= 0:
+                continue
             name = shown_name(kernel.name) if kernel.name else f"kernel {kernel.kernel_id} (its name was lost)"
             told.setdefault(name, []).append((one, kernel))
     for name, parts in told.items():
