@@ -1,6 +1,6 @@
 """The faults of docs/faults.md that no other test covers, on whole machines; and that the table there is whole.
 
-Rows: D01 to D20 are the defects of the reference system, T and N come from reports of users of comparable systems.
+Rows: D01 to D20 are the defects of the reference system, T, L, N and F come from reports on comparable systems.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from gpuflight.subscribers.memory import Memory
 ROWS = (
     *(f"D{number:02}" for number in range(1, 21)),
     *(f"T{number:02}" for number in range(1, 34) if number not in (5, 13, 18, 21, 24, 26, 31)),
+    *(f"L{number:02}" for number in range(1, 40) if number not in (5, 15, 18, 21, 24, 27, 33, 37, 38)),
     *(f"N{number:02}" for number in range(1, 33) if number not in (2, 5, 7, 10, 17, 21)),
     *(f"F{number:02}" for number in range(1, 23) if number not in (2, 6, 10, 14, 16)),
     *(f"G{number:02}" for number in range(1, 19)),
@@ -46,7 +47,7 @@ def table() -> dict[str, tuple[str, list[str]]]:
     found: dict[str, tuple[str, list[str]]] = {}
     for line in text.splitlines():
         cells = [cell.strip() for cell in re.split(r"(?<!\\)\|", line)]
-        if len(cells) == 5 and re.match(r"[DTNFG]\d\d ", cells[1]):
+        if len(cells) == 5 and re.match(r"[DTLNFG]\d\d ", cells[1]):
             row = cells[1][:3]
             assert row not in found, f"{row} twice"
             assert not re.sub(r"`[^`]*`|\s", "", cells[3]), f"{row}: the last cell holds tests only"

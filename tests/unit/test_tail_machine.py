@@ -15,7 +15,14 @@ from pathlib import Path
 
 import hypothesis.strategies as st
 from hypothesis import settings
-from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 from tests.fakes.tailing import SESSION, FaultyDisk, Rig, line
 
 from gpuflight.events.tail import Chunk
@@ -271,7 +278,5 @@ class Logs(RuleBasedStateMachine):
             shutil.rmtree(self.root, ignore_errors=True)
 
 
-TestLogs = Logs.TestCase
-TestLogs.settings = settings(
-    max_examples=int(os.environ.get("TAIL_EXAMPLES", "80")), stateful_step_count=40, deadline=None
-)
+def test_logs() -> None:
+    run_state_machine_as_test(Logs, settings=settings(stateful_step_count=40))
