@@ -122,11 +122,15 @@ class WindowSender:
         sent = Sent("sent", note=_note(outcome.rejected))
         if outcome.rejected:
             self._keep_rejected(item, outcome)
-        self._progress.note(item.folder, item.key, sent)
-        number = item.window.number
-        if outcome.acknowledged and number is not None and item.sidecar is not None:
-            _leave(markers.acknowledge, item.folder, item.window.channel, number, item.sidecar.window_id)
-            if self._settings.deleteAckedPayloads and self._archive is None and not outcome.rejected:
+            self._progress.note(item.folder, item.key, sent)
+        number, sidecar = item.window.number, item.sidecar
+        acknowledged = outcome.acknowledged and number is not None and sidecar is not None
+        if outcome.acknowledged and number is not None and sidecar is not None:
+            # Before the note of it: killed in between, the acknowledgement is enough.
+            _leave(markers.acknowledge, item.folder, item.window.channel, number, sidecar.window_id)
+        if not outcome.rejected:
+            self._progress.note(item.folder, item.key, sent)
+            if acknowledged and self._settings.deleteAckedPayloads and self._archive is None:
                 self._delete(item)
         return sent, Result("done", size_bytes=size_bytes)
 
