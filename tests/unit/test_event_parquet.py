@@ -102,7 +102,7 @@ def test_two_servers_store_what_is_sent_to_both_once(opened: Open) -> None:
     assert two.write([kernels((1, 1, 10))]).ledger.count("repeated_batch") == 1
     assert two.write([kernels((2, 1, 10), batch_id=2)], Source("f", 0, 10)).repeated
     assert two.write([kernels((2, 1, 10), batch_id=2)], Source("f", 10, 20)).rows == 1
-    one.records.refresh()
+    one.records.fleet.refresh()
     assert (count(one), count(two)) == (2, 2)
     assert one.records.position("f") == 20
 
@@ -125,7 +125,7 @@ def test_many_writers_at_once_double_nothing(opened: Open) -> None:
         thread.join()
     assert (len(rows), sum(rows)) == (36, 12)
     for store in stores:
-        store.records.refresh()
+        store.records.fleet.refresh()
         assert count(store) == 12
     assert plain(stores[0], "SELECT count(*), count(DISTINCT kernel_id) FROM read_parquet({files})") == [(12, 12)]
 
@@ -138,7 +138,7 @@ def test_a_later_name_wins_over_files_and_hosts(opened: Open) -> None:
     for store, columns in zip((late, early), devices, strict=True):
         store.write([Batch("device", "s", 1, {"device_id": np.array([0]), **columns}, "job_start")])
     for store in (late, early):
-        store.records.refresh()
+        store.records.fleet.refresh()
         found = store.session("s")
         assert found is not None
         sql = f"SELECT id, text FROM {store.relation('name', [found]).sql} ORDER BY id"
@@ -188,7 +188,7 @@ def test_a_file_that_cannot_be_moved_is_read_where_it_is(opened: Open, monkeypat
         assert store.write([kernels((1, 1, 10))]).rows == 1
     assert visible(store) == []
     assert count(store) == 1
-    store.records.snapshot()
+    store.records.fleet.snapshot()
     assert len(visible(store)) == 1
     assert count(store) == 1
 
@@ -202,7 +202,7 @@ def test_losses_and_unknown_columns_are_kept_with_the_session(opened: Open) -> N
         ledger = Ledger()
         ledger.add("bad_row", Place(file, offset=3), count=times, subject="kernel_event_batch")
         store.write([kernels((times, 1, 10), batch_id=times, extra={"colour": ["red"]})], Source(file, 0, 1), ledger)
-    store.records.snapshot()
+    store.records.fleet.snapshot()
     store.write([], Source("h", 0, 10, session_id="s"), ledger)
     for reader in (store, opened()):
         found = reader.session("s")
@@ -216,17 +216,17 @@ def test_losses_and_unknown_columns_are_kept_with_the_session(opened: Open) -> N
 def test_what_is_said_of_a_session_reaches_the_others(opened: Open) -> None:
     one, two = opened(), opened()
     one.write([kernels((1, 1, 10)), start(hostname="n1")])
-    two.records.refresh()
+    two.records.fleet.refresh()
     found = two.session("s")
     assert found is not None
     received_ns = found.received_ns
     two.catalogue.set_retention(found.session_no, 7.0)
-    one.records.refresh()
+    one.records.fleet.refresh()
     assert one.session("s").retention_days == 7.0  # type: ignore[union-attr]
     assert one.session("s").received_ns == received_ns  # type: ignore[union-attr]
     one.complete("s")
     one.catalogue.set_retention(one.session("s").session_no, None)  # type: ignore[union-attr]
-    two.records.refresh()
+    two.records.fleet.refresh()
     again = two.session("s")
     assert again is not None
     assert again.completed_ns is not None
@@ -314,7 +314,7 @@ def test_small_files_become_one_and_the_rows_stay(opened: Open) -> None:
     for number in range(MERGE_AT):
         store.write([kernels((number, 1, 10), batch_id=number), names((1, f"v{number}"), (number + 2, "x"))])
     assert len(visible(store)) == 2 * MERGE_AT
-    other.records.refresh()
+    other.records.fleet.refresh()
     assert store.maintain() == 2
     assert len(visible(store)) == 2
     store.write([kernels((100, 1, 10), batch_id=100)])
@@ -356,20 +356,20 @@ def test_a_snapshot_tells_what_the_commits_told(opened: Open) -> None:
     store, behind = opened(), opened()
     for number in range(5):
         store.write([kernels((number, 1, 10), batch_id=number), start(hostname="n1")], Source("f", number, number + 1))
-    assert store.records.snapshot()
+    assert store.records.fleet.snapshot()
     log = Path(store.folder, FOLDER)
     assert [path.suffix for path in log.glob("writers/*/*.json")] == []
     store.write([kernels((5, 1, 10), batch_id=5)], Source("f", 5, 6))
     for reader in (behind, opened()):
-        reader.records.refresh()
+        reader.records.fleet.refresh()
         assert count(reader) == 6
         assert reader.records.position("f") == 6
         assert reader.write([kernels((2, 1, 10), batch_id=2)]).ledger.count("repeated_batch") == 1
         assert reader.session("s").hostname == "n1"  # type: ignore[union-attr]
-    store.records.refresh()
+    store.records.fleet.refresh()
     store.remove([store.session("s")])  # type: ignore[list-item]
-    store.records.snapshot()
-    behind.records.refresh()
+    store.records.fleet.snapshot()
+    behind.records.fleet.refresh()
     assert behind.session("s") is None
 
 
@@ -399,11 +399,11 @@ def test_age_size_and_a_sessions_own_rule(opened: Open) -> None:
     assert store.session("short") is None
     now[0] += 40 * DAY_NS
     assert store.enforce_retention() == 1
-    other.records.refresh()
+    other.records.fleet.refresh()
     assert [session.session_id for session in other.catalogue.find()[0]] == ["ever"]
     assert {path.split("/")[2] for path in visible(store)} == {"session=ever"}
     assert other.write([kernels((1, 1, 10), session="rule")]).rows == 1  # forgotten with its batch numbers
-    store.records.refresh()
+    store.records.fleet.refresh()
     now[0] += 1
     store.retention = RetentionSettings(max_age_days=0, max_bytes=1)
     assert store.enforce_retention() == 1  # what is kept for ever stays
@@ -413,10 +413,10 @@ def test_age_size_and_a_sessions_own_rule(opened: Open) -> None:
 def test_a_session_that_was_deleted_elsewhere_may_come_again(opened: Open) -> None:
     one, two = opened(), opened()
     one.write([kernels((1, 1, 10))], Source("f", 0, 10, session_id="s"))
-    two.records.refresh()
+    two.records.fleet.refresh()
     two.remove([two.session("s")])  # type: ignore[list-item]
     assert one.write([kernels((1, 1, 10))], Source("f", 0, 10, session_id="s")).rows == 1
-    two.records.refresh()
+    two.records.fleet.refresh()
     assert (count(one), count(two), count(opened())) == (1, 1, 1)
 
 
@@ -501,7 +501,7 @@ _BREAKING = textwrap.dedent(
         store.write([batch], Source("f", number - 1, number))
         print(number, flush=True)
     store.maintain()
-    store.records.snapshot()
+    store.records.fleet.snapshot()
     print("done", flush=True)
     """
 )

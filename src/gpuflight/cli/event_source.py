@@ -72,11 +72,11 @@ def open_sessions(arguments: argparse.Namespace) -> Iterator[Sessions]:
 
 @contextmanager
 def _opened(folder: str) -> Iterator[EventStore]:
-    from gpuflight.events.store import EventStore
+    from gpuflight.events.store.choose import kind_of, open_store
 
-    if not os.path.exists(os.path.join(folder, "sessions.sqlite")):
-        raise InputError(f"{folder}: no event store (it has a file sessions.sqlite)")
-    store = EventStore(folder)
+    if kind_of(folder) is None:
+        raise InputError(f"{folder}: no event store (it has a file sessions.sqlite, a fleet's a folder _gpuflight)")
+    store = open_store(folder)
     try:
         yield store
     finally:

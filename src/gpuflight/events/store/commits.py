@@ -134,8 +134,9 @@ class CommitLog:
                     found = self._read_snapshot(number)
                 except FileNotFoundError:
                     continue  # a newer one has replaced it
-                self._snapshot = number
-                if any(seq > seen.get(writer, 0) for writer, seq in found.seen.items()):
+                # One that was missed may have told of a writer that is gone and forgotten by now.
+                missed, self._snapshot = number > self._snapshot + 1, number
+                if missed or any(seq > seen.get(writer, 0) for writer, seq in found.seen.items()):
                     snapshot, seen = found, dict(found.seen)
             commits = self._read_commits(seen)
             if self._latest_snapshot() != number:
@@ -205,6 +206,10 @@ class CommitLog:
             for name in os.listdir(folder):
                 if name.endswith(".json") and int(name[:-5]) <= covered:
                     os.unlink(os.path.join(folder, name))
+
+    def writers(self) -> set[str]:
+        """Those that have a folder."""
+        return set(os.listdir(self._writers))
 
     def dead_writers(self) -> int:
         """How many writers there are whose process is gone."""

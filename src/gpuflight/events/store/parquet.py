@@ -14,6 +14,7 @@ from collections.abc import Callable
 from gpuflight.errors import GpuflightError
 from gpuflight.events.store.commits import FileEntry
 from gpuflight.events.store.fleet_catalogue import FleetCatalogue
+from gpuflight.events.store.fleet_replica import LOOK_S
 from gpuflight.events.store.parquet_records import ParquetRecords
 from gpuflight.events.store.retention import RetentionSettings
 from gpuflight.events.store.store import EventStore
@@ -67,20 +68,20 @@ class ParquetStore(EventStore):
     def maintain(self) -> int:
         """Put small files together, and the commits into a snapshot; how many files were made of several."""
         self.records.tell()
-        self.records.refresh()
+        self.records.fleet.refresh()
         merged = 0
-        with self.records.keeping_up() as free:
-            for session_id in list(self.records.unsettled) if free else ():
+        with self.records.fleet.keeping_up() as free:
+            for session_id in list(self.records.fleet.unsettled) if free else ():
                 merged += self._settle(session_id)
-        self.records.snapshot(_SNAPSHOT_AFTER)
+        self.records.fleet.snapshot(_SNAPSHOT_AFTER)
         return merged
 
     def _settle(self, session_id: str) -> int:
         session = self.catalogue.known(session_id)
         over = session is None or session.received_ns < self._wall_ns() - _IDLE_NS
-        home = self.records.best_home(session_id) + "/"
+        home = self.records.fleet.best_home(session_id) + "/"
         tables: dict[str, list[FileEntry]] = {}
-        for entry in self.records.state.files_of(session_id):
+        for entry in self.records.fleet.state.files_of(session_id):
             tables.setdefault(entry.table, []).append(entry)
         merged = 0
         settled = over
@@ -92,13 +93,21 @@ class ParquetStore(EventStore):
                 merged += done
                 settled = settled and done
         if settled:
-            self.records.unsettled.discard(session_id)
+            self.records.fleet.unsettled.discard(session_id)
         return merged
 
+    def outside_changes(self) -> int:
+        """A number that differs after something was stored here, by this process or another."""
+        return self.records.fleet.changes_count
+
     def _run(self) -> None:
-        while not self._stopping.wait(self._interval_s):
+        next_s = time.monotonic() + self._interval_s
+        while not self._stopping.wait(min(LOOK_S, self._interval_s)):
             try:
-                self.maintain()
+                self.records.fleet.look()
+                if time.monotonic() >= next_s:
+                    self.maintain()
+                    next_s = time.monotonic() + self._interval_s
             except (GpuflightError, OSError) as error:
                 log.warning("upkeep of the event store: %s", error)
             except Exception:

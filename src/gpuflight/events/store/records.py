@@ -40,6 +40,11 @@ _KNOWN_SESSIONS = 256
 
 _MEMORY_LIMIT_BYTES = 1 << 30
 
+_ROW_GROUP_ROWS = 20_480
+"""Rows that are compressed together. A write of at least so many goes to the file at once; what is less goes to the log
+first and is compressed later, and with DuckDB's 122,880 that is every window of an agent: twice the work of ingest.
+"""
+
 
 class Source(NamedTuple):
     """Where lines came from: a name for it (a file, a window, a partition), and which part of it they are, ``start`` to
@@ -103,7 +108,6 @@ class Records:
         config: dict[str, Any] = {
             "autoinstall_known_extensions": "false",
             "autoload_known_extensions": "false",
-            "enable_external_access": "false",
             "memory_limit": f"{_MEMORY_LIMIT_BYTES}B",
             "checkpoint_threshold": "64MB",
             "preserve_insertion_order": "false",
@@ -111,7 +115,11 @@ class Records:
         if threads:
             config["threads"] = str(threads)
         try:
-            self._connection: duckdb.DuckDBPyConnection = duckdb.connect(path, config=config)
+            self._connection: duckdb.DuckDBPyConnection = duckdb.connect(":memory:", config=config)
+            quoted = path.replace("'", "''")
+            self._connection.execute(f"ATTACH '{quoted}' AS events (ROW_GROUP_SIZE {_ROW_GROUP_ROWS})")
+            self._connection.execute("USE events")
+            self._connection.execute("SET enable_external_access = false")
             self._prepare()
         except duckdb.IOException as error:
             text = str(error).splitlines()[0]
@@ -224,7 +232,7 @@ class Records:
         known = self._positions.get(source)
         if known is not None:
             return known
-        with self._connection.cursor() as cursor:
+        with self._cursor() as cursor:
             row = cursor.execute("SELECT position FROM source WHERE name = ?", (source,)).fetchone()
         return int(row[0]) if row is not None else None
 
@@ -371,21 +379,28 @@ class Records:
 
     def columns(self, sql: str, values: Sequence[Any] = ()) -> dict[str, Any]:
         """The answer to a query as numpy arrays by column (masked where something is NULL)."""
-        with self._connection.cursor() as cursor:
+        with self._cursor() as cursor:
             answer: dict[str, Any] = cursor.execute(sql, values).fetchnumpy()
             return answer
 
     def rows(self, sql: str, values: Sequence[Any] = ()) -> list[dict[str, Any]]:
         """The answer to a query as dicts; for answers of a few thousand rows."""
-        with self._connection.cursor() as cursor:
+        with self._cursor() as cursor:
             cursor.execute(sql, values)
             names = [column[0] for column in cursor.description or ()]
             return [dict(zip(names, row, strict=True)) for row in cursor.fetchall()]
 
     def used_bytes(self) -> int:
         """Size of the file that is in use, bytes; what is free in it will be used again."""
-        row = self._connection.cursor().execute("PRAGMA database_size").fetchall()[0]
-        return int(row[2]) * int(row[4])
+        with self._cursor() as cursor:
+            rows = cursor.execute("PRAGMA database_size").fetchall()
+        return next(int(row[2]) * int(row[4]) for row in rows if row[0] == "events")
+
+    def _cursor(self) -> duckdb.DuckDBPyConnection:
+        """A connection of a reader's own."""
+        cursor = self._connection.cursor()
+        cursor.execute("USE events")
+        return cursor
 
     # --- upkeep ----------------------------------------------------------------------------------------------------
 
@@ -409,6 +424,7 @@ class Records:
     def close(self) -> None:
         """Write everything to the file proper and give it back."""
         with self._lock:
+            self._connection.execute("CHECKPOINT")
             self._connection.close()
 
 

@@ -109,13 +109,13 @@ class EventService:
                 raise EventsOff(self._refusal[1])
             try:
                 check_packages()
-                from gpuflight.events.store import EventStore
+                from gpuflight.events.store import open_store
                 from gpuflight.events.store.retention import RetentionSettings
                 from gpuflight.server.events.ingest import Ingest
 
                 keep = self.settings.retention
                 retention = RetentionSettings(max_age_days=keep.max_age_days, max_bytes=keep.max_bytes)
-                store = EventStore(self.folder, retention=retention, wall_ns=self.wall_ns)
+                store = open_store(self.folder, self.settings.store, retention=retention, wall_ns=self.wall_ns)
             except (InputError, MissingExtra) as error:
                 if self._refusal is None or self._refusal[1] != str(error):
                     log.error("%s", error)

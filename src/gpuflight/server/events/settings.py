@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import BaseModel, ConfigDict, Field
 
 MIB = 1024 * 1024
@@ -31,6 +33,10 @@ class EventsSettings(BaseModel):
     enabled: bool = Field(default=True, description="take in events of GPU sessions and answer questions about them")
     folder: str | None = Field(
         default=None, min_length=1, description="folder of the store; `events` in the folder for state when null"
+    )
+    store: Literal["duckdb", "parquet"] = Field(
+        default="duckdb",
+        description="`duckdb`: one database of this server; `parquet`: files in a folder that servers may share",
     )
     retention: EventRetention = Field(default_factory=EventRetention, description="how long events are kept")
     retention_interval_s: float = Field(

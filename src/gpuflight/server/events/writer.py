@@ -53,13 +53,17 @@ class StoreWriter:
         self._forget = forget
         self._queue: queue.SimpleQueue[Job | Call | None] = queue.SimpleQueue()
         self.writes_count = 0
-        self.changes_count = 0
-        """Writes and calls that are done: while it stays the same, so does the store."""
+        self._changes = 0
         self.failed_count = 0
         self._lock = threading.Lock()
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="gpuflight-events-write", daemon=True)
         self._thread.start()
+
+    @property
+    def changes_count(self) -> int:
+        """Writes and calls that are done, here and elsewhere: while it stays the same, so does the store."""
+        return self._changes + self._store.outside_changes()
 
     def put(self, job: Job) -> None:
         """Have a job stored. Raises NotStored after ``close``."""
@@ -92,7 +96,7 @@ class StoreWriter:
             following: Any = _NOTHING
             if isinstance(item, Call):
                 _do(item)
-                self.changes_count += 1
+                self._changes += 1
             else:
                 jobs, rows = [item], item.rows
                 while len(jobs) < _PARTS_AT_ONCE and rows < _ROWS_AT_ONCE:
@@ -133,7 +137,7 @@ class StoreWriter:
             _fail(valid[0], str(error) if isinstance(error, InputError) else "a defect; the server's log says more")
             return
         self.writes_count += 1
-        self.changes_count += 1
+        self._changes += 1
         for job, written in zip(valid, results, strict=True):
             _release(job)
             job.done.set_result(written)
