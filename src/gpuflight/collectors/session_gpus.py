@@ -39,6 +39,8 @@ class SessionGpus:
 
     def unplaced(self, session: Summary, process: str | None) -> str | None:
         """UUID of the GPU of whatever names none; None if that cannot be told."""
+        if not _needs_one(session):
+            return None
         named = {device.uuid for device in session.devices if device.uuid}
         if len(named) <= 1:
             return next(iter(named), None)
@@ -67,6 +69,15 @@ class SessionGpus:
             except (OSError, SourceUnavailable):
                 pass  # then nobody can tell
         return self._used.get(process, set())
+
+
+def _needs_one(session: Summary) -> bool:
+    """Whether anything of a session names no GPU."""
+    return (
+        any(stream.device_id is None for stream in session.streams)
+        or any(copy.device_id is None for copy in session.copies or ())
+        or any(place.device_id is None and not place.pinned for place in session.memory or ())
+    )
 
 
 def gpu_entity(device: DeviceFacts) -> Entity:

@@ -77,12 +77,13 @@ class SessionProcesses:
     def _candidates(self, session: Summary, pid: int, began_s: float) -> tuple[list[ProcStat], str]:
         assert self._world is not None  # noqa: S101
         procfs = self._world.procfs
+        right, elsewhere = [], 0
+        candidates = self._inner().get(pid, ())
         try:
-            boot_s, ticks = procfs.boot_time_s, procfs.ticks_per_second
+            boot_s, ticks = (procfs.boot_time_s, procfs.ticks_per_second) if candidates else (0.0, 1)
         except (SourceUnavailable, ValueError):
             return [], "the time when this host was started is not known"
-        right, elsewhere = [], 0
-        for stat in self._inner().get(pid, ()):
+        for stat in candidates:
             if boot_s + stat.start / ticks > began_s + SLACK_S:
                 continue
             if session.hostname and not self._is_called(stat, session.hostname):

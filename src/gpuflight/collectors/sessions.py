@@ -173,7 +173,7 @@ class Sessions(Collector):
             detailed=detailed,
             foreign=foreign,
         )
-        if not foreign:
+        if detailed and not foreign:
             uuid = self._gpus.unplaced(session, shown.process)
             shown.unplaced = next((gpu for gpu in shown.gpus.values() if getattr(gpu, "uuid", "") == uuid), None)
         unplaced = None if shown.unplaced is None else shown.unplaced.id
