@@ -13,6 +13,7 @@ import msgspec
 
 from gpuflight.events.arrays import numpy
 from gpuflight.events.batch import Batch
+from gpuflight.events.histogram import Histogram
 from gpuflight.events.ledger import Ledger
 from gpuflight.events.names import Names
 
@@ -22,9 +23,6 @@ _WAITING_DETAILS = 1 << 16
 
 _COMBINATIONS = 1 << 20
 """Largest table of counts that is used instead of sorting."""
-
-_BUCKET_SHIFT = 52 - 6
-_FIRST_BUCKET = 1023 << 6
 
 
 class KernelStats(msgspec.Struct):
@@ -112,7 +110,7 @@ class _Kernels:
         self._occupancy: dict[int, float] = {}
         self._keys: dict[tuple[int, int, int], int] = {}
         self._sums: Any = np.zeros((0, 4), dtype=np.int64)  # count, total, min, max
-        self._buckets: dict[int, int] = {}
+        self._histogram = Histogram()
         self._shapes: dict[int, int] = {}
         self._detail_counts: dict[tuple[int, int], int] = {}
         self._rows: list[tuple[Any, Any, Any, Any, Any]] = []
@@ -214,19 +212,7 @@ class _Kernels:
         self._sums[present, 1] += np.add.reduceat(durations, starts)
         self._sums[present, 2] = np.minimum(self._sums[present, 2], np.minimum.reduceat(durations, starts))
         self._sums[present, 3] = np.maximum(self._sums[present, 3], np.maximum.reduceat(durations, starts))
-        bits = np.maximum(duration, 1).astype(np.float64).view(np.int64) >> _BUCKET_SHIFT
-        low = int(bits.min())
-        span = int(bits.max()) - low + 1
-        if len(self._keys) * span <= _COMBINATIONS:
-            found = np.bincount(codes * span + (bits - low))
-            cells = np.flatnonzero(found)
-            counts = found[cells]
-        else:
-            cells, counts = np.unique(codes * span + (bits - low), return_counts=True)
-        cells = (cells // span << 12) | (cells % span + (low - _FIRST_BUCKET))
-        buckets = self._buckets
-        for cell, count in zip(cells.tolist(), counts.tolist(), strict=True):
-            buckets[cell] = buckets.get(cell, 0) + count
+        self._histogram.add(codes, duration, len(self._keys))
 
     def _join(self) -> None:
         """Details to the kernels of the same corr_id; what finds none waits, to a limit, for kernels to come."""
@@ -272,12 +258,6 @@ class _Kernels:
             codes.setdefault(kernel_id, []).append(code)
         ordered = sorted(found.values(), key=lambda g: (-g.total_ns, g.kernel_id))
         wanted = {code: group for group in ordered[:most] for code in codes[group.kernel_id]}
-        histograms: dict[int, dict[int, int]] = {group.kernel_id: {} for group in ordered[:most]}
-        for cell, size in self._buckets.items():
-            wanted_group = wanted.get(cell >> 12)
-            if wanted_group is not None:
-                histogram = histograms[wanted_group.kernel_id]
-                histogram[cell & 0xFFF] = histogram.get(cell & 0xFFF, 0) + size
         weights: dict[int, int] = {}
         for (code, shape_id), size in self._detail_counts.items():
             wanted_group = wanted.get(code)
@@ -288,24 +268,21 @@ class _Kernels:
                 weights[wanted_group.kernel_id] = weights.get(wanted_group.kernel_id, 0) + size
                 wanted_group.occupancy = (wanted_group.occupancy or 0.0) + occupancy * size
         for group in ordered[:most]:
-            histogram_lines = sorted(histograms[group.kernel_id].items())
-            group.p50_ns = _quantile(histogram_lines, group.count, 0.5, group.min_ns, group.max_ns)
-            group.p99_ns = _quantile(histogram_lines, group.count, 0.99, group.min_ns, group.max_ns)
+            group.p50_ns, group.p99_ns = self._histogram.quantiles(
+                codes[group.kernel_id], (0.5, 0.99), group.min_ns, group.max_ns
+            )
             if group.occupancy is not None:
                 group.occupancy /= weights[group.kernel_id]
         return ordered
 
     def stats(self, session_id: str) -> Iterable[KernelStats]:
         self._reduce()
-        histograms: dict[int, list[tuple[int, int]]] = {}
-        for cell, count in self._buckets.items():
-            histograms.setdefault(cell >> 12, []).append((cell & 0xFFF, count))
         shapes: dict[int, dict[int, int]] = {}
         for (code, shape_id), count in self._detail_counts.items():
             shapes.setdefault(code, {})[shape_id] = count
         for (kernel_id, stream_id, device_id), code in self._keys.items():
             count, total, least, most = self._sums[code].tolist()
-            histogram = sorted(histograms[code])
+            median, high = self._histogram.quantiles([code], (0.5, 0.99), least, most)
             mine = shapes.get(code, {})
             known = [(self._occupancy[s], n) for s, n in mine.items() if s in self._occupancy]
             weight = sum(n for _, n in known)
@@ -319,8 +296,8 @@ class _Kernels:
                 total,
                 least,
                 most,
-                _quantile(histogram, count, 0.5, least, most),
-                _quantile(histogram, count, 0.99, least, most),
+                median,
+                high,
                 sum(mine.values()),
                 sum(o * n for o, n in known) / weight if weight else None,
                 max(mine, key=lambda s: mine[s]) if mine else None,
@@ -335,17 +312,3 @@ def _dense(column: Any) -> tuple[Any, Any]:
         return np.arange(-1, most + 1), column + 1
     values, index = np.unique(column, return_inverse=True)
     return values, index
-
-
-def _quantile(histogram: list[tuple[int, int]], count: int, q: float, least: int, most: int) -> int:
-    """The middle of the bucket where the quantile lies, kept between the least and the most that occurred."""
-    np = numpy()
-    rank = q * (count - 1)
-    seen = 0
-    for bucket, size in histogram:
-        seen += size
-        if seen > rank:
-            edges = np.array([bucket + _FIRST_BUCKET, bucket + _FIRST_BUCKET + 1], dtype=np.int64) << _BUCKET_SHIFT
-            low, high = edges.view(np.float64).tolist()
-            return min(max(int((low + high) // 2), least), most)
-    return most

@@ -31,6 +31,9 @@ from gpuflight.events.tables import TABLES
 __all__ = ["Decoder", "Lines"]
 
 _TYPE = b'"type":"'
+_ROWS = b'"rows":[['
+_ROWS_END = b"]]}"
+_NO_ROWS = b"[]}"
 _I62 = 1 << 62
 _HEADS = 16
 
@@ -124,7 +127,11 @@ class Decoder:
         start = offset
         prefix, run = b"{", None
         wire = b""
-        for line in data.split(b"\n"):
+        ended = 0
+        while ended < len(data):  # one at a time: memory of long lines is used again
+            begun = ended
+            ended = data.find(b"\n", begun) + 1 or len(data) + 1
+            line = data[begun : ended - 1]
             at = offset
             offset += len(line) + 1
             if not line:
@@ -156,19 +163,8 @@ class Decoder:
         if line.isspace():
             return
         self.lines += 1
-        if wire in _COLUMNAR_TYPES:
-            try:
-                batch = _columnar.decode(line)
-            except (ValueError, RecursionError):
-                pass
-            else:
-                if batch.type.encode() == wire:
-                    session = self._session_of(batch.session_id, place, line)
-                    rows = bytes(batch.rows)
-                    if session is None or self._batch(
-                        session, batch.type, batch.columns, rows, batch.batch_id, batch.base_time_ns, place
-                    ):
-                        return
+        if wire in _COLUMNAR_TYPES and self._columnar(line, wire, place):
+            return
         if line.startswith(BYTE_ORDER_MARK):
             self.ledger.add("byte_order_mark", place)
             line = line.removeprefix(BYTE_ORDER_MARK)
@@ -184,6 +180,45 @@ class Decoder:
         session = self._session_of(fields.get("session_id"), place, line)
         if session is not None:
             self._event(session, wire_type, fields, line, place, details)
+
+    def _columnar(self, line: bytes, wire: bytes, place: Place) -> bool:
+        """A columnar batch as it is usually laid out. False if it is not."""
+        at = line.find(_ROWS)
+        if at > 0 and line.endswith(_ROWS_END):  # with plain rows, what is before them needs to be JSON only
+            try:
+                batch = _columnar.decode(line[: at + len(_ROWS) - 2] + _NO_ROWS)
+            except (ValueError, RecursionError):
+                pass
+            else:
+                if self._columns(batch, line, wire, place, line[at + len(_ROWS) - 2 : -1]):
+                    return True
+        try:
+            batch = _columnar.decode(line)
+        except (ValueError, RecursionError):
+            return False
+        return self._columns(batch, line, wire, place)
+
+    def _columns(
+        self, batch: _Columnar, line: bytes, wire: bytes, place: Place, unchecked: bytes | None = None
+    ) -> bool:
+        """``unchecked``: the rows, taken only if they are the text of plain integers."""
+        if batch.type.encode() != wire or (unchecked is not None and bytes(batch.rows) != b"[]"):
+            return False
+        rows = bytes(batch.rows) if unchecked is None else unchecked
+        identifier = batch.session_id or self._session_id
+        if unchecked is not None and not identifier:
+            return False
+        session = self._session_of(identifier, place, line)
+        return session is None or self._batch(
+            session,
+            batch.type,
+            batch.columns,
+            rows,
+            batch.batch_id,
+            batch.base_time_ns,
+            place,
+            plain=unchecked is not None,
+        )
 
     def _session_of(self, identifier: Any, place: Place, line: bytes) -> Session | None:
         if not isinstance(identifier, str) or not identifier:
@@ -242,8 +277,13 @@ class Decoder:
         batch_id: int | None,
         base_ns: int | None,
         place: Place,
+        *,
+        plain: bool = False,
     ) -> bool:
-        """A columnar batch: told once, its times made absolute. False if its columns or rows are no such thing."""
+        """A columnar batch: told once, its times made absolute. False if its columns or rows are no such thing.
+
+        ``plain``: the rows may not be JSON; False if they are not plain integers either.
+        """
         plan = BATCHES[wire_type]
         problems = Problems()
         if not isinstance(names, list) or not names or not all(isinstance(n, str) for n in names):
@@ -251,7 +291,7 @@ class Decoder:
         if not isinstance(rows, (bytes, list)):
             return False
         try:
-            parsed = parse_rows(plan, wire_type, names, rows, problems)
+            parsed = parse_rows(plan, wire_type, names, rows, problems, plain=plain)
         except (ValueError, RecursionError):
             return False
         if batch_id is not None:

@@ -1,9 +1,7 @@
 """The rows of a columnar batch as columns: at once where they are plain integers, cell by cell where they are not.
 
-The fast way hands the text of all rows to numpy's integer parser. It is taken only if that is sure to be exact: the
-text without its digits must be the very skeleton of n rows of c values (so no floats, strings, nulls, short rows),
-minus signs must add up to the negative values found (so nothing above 2^63 went into a signed column), and no value
-may be 2^64-1, which is also what the parser answers for anything larger.
+The fast way takes a text only if what is not a digit is the very skeleton of n rows of c values, but for minus signs in
+front of numbers (so no floats, strings, nulls, blanks, short rows), and if every number fits into its column.
 """
 
 from __future__ import annotations
@@ -14,11 +12,12 @@ from typing import Any
 import msgspec
 
 from gpuflight.events.arrays import numpy
+from gpuflight.events.format import digits
 from gpuflight.events.format.cells import Value, read
 from gpuflight.events.format.plans import Plan
 
-DIGITS = b"0123456789-"
-_BRACKETS = b"[]"
+_BEFORE = 8
+_PADDING = bytes(_BEFORE)
 _DTYPES = {"i64": "int64", "u64": "uint64", "f64": "float64"}
 _any_rows = msgspec.json.Decoder(list[Any])
 
@@ -28,30 +27,50 @@ def _skeleton(rows: int, width: int) -> bytes:
     return b"[" + b",".join([b"[" + b"," * (width - 1) + b"]"] * rows) + b"]"
 
 
-def integers(text: bytes, width: int) -> Any:
-    """All values as an uint64 array of ``width`` rows (one per column), or None if the text is not that plain.
-
-    Negative values are there modulo 2^64: a view as int64 is exact.
+def integers(text: bytes, width: int) -> tuple[Any, Any] | None:
+    """All values as ``width`` rows (one per column) of uint64, without their signs, and which are negative (None: none
+    is). None if the text is not that plain, or has a number of 2^64 or more.
     """
     np = numpy()
-    found = text.translate(None, DIGITS)
-    count = (len(found) - 1) // (width + 2)
-    if not count or found != _skeleton(count, width):
+    padded = b"".join([_PADDING, text])
+    content = np.frombuffer(padded, dtype=np.uint8)
+    marks = np.flatnonzero((content[_BEFORE:] - np.uint8(48)) > 9)
+    marks += _BEFORE
+    kinds = content[marks]
+    minuses = 0
+    if b"-" in text:
+        others = kinds != ord("-")
+        minuses = len(marks)
+        marks, kinds = marks[others], kinds[others]
+        minuses -= len(marks)
+    count = (len(marks) - 1) // (width + 2)
+    if count < 1 or kinds.tobytes() != _skeleton(count, width):
         return None
-    values = np.fromstring(text.translate(None, _BRACKETS), dtype=np.ulonglong, sep=",")
-    if values.size != count * width:
+    places = np.ascontiguousarray(marks[1:].reshape(count, width + 2).T)
+    ends = places[1:-1]
+    lengths = ends - places[:-2]
+    lengths -= 1
+    if int(lengths.sum()) + len(marks) != len(text):  # something between brackets
         return None
-    return np.ascontiguousarray(values.reshape(count, width).T)
+    negative = None
+    if minuses:
+        negative = content[places[:-2] + 1] == ord("-")
+        if int(np.count_nonzero(negative)) != minuses:
+            return None
+        lengths -= negative
+    values = digits.columns(padded, ends, lengths)
+    return None if values is None else (values, negative)
 
 
-def exact(values: Any, text: bytes, signed: list[int], unsigned: list[int]) -> bool:
-    """Whether the parsed integers are what the text says, given which columns are signed."""
+def column_of(values: Any, negative: Any, kind: str) -> Any:
+    """A column of the kind, or None if a value is none of its values."""
     np = numpy()
-    negatives = sum(int(np.count_nonzero(values[j].view(np.int64) < 0)) for j in signed)
-    if negatives != text.count(b"-"):
-        return False
-    limit = (1 << 64) - 1
-    return not any(bool((values[j] == limit).any()) for j in unsigned)
+    if kind == "u64":
+        return values if negative is None or not negative.any() else None
+    signed = values.view(np.int64)
+    if signed.min() < 0:
+        return None
+    return signed if negative is None else np.where(negative, -signed, signed)
 
 
 class Parsed(msgspec.Struct):
@@ -74,11 +93,12 @@ class Problems(msgspec.Struct):
 
 
 def parse_rows(
-    plan: Plan, wire_type: str, names: list[str], rows: bytes | list[Any], problems: Problems
+    plan: Plan, wire_type: str, names: list[str], rows: bytes | list[Any], problems: Problems, *, plain: bool = False
 ) -> list[Parsed]:
     """Columns under our names (``dt_ns`` still relative), rows that lack something apart from the others.
 
-    ``rows``: their JSON, or what it says. Raises ValueError if that is no list.
+    ``rows``: their JSON, or what it says. Raises ValueError if that is no list, or with ``plain`` if it is anything but
+    plain integers.
     """
     fields = [plan.fields.get(name) for name in names]
     for name, field in zip(names, fields, strict=True):
@@ -89,30 +109,28 @@ def parse_rows(
         fast = _fast(names, fields, rows) if names and not floats else None
         if fast is not None:
             return [fast]
+        if plain:
+            raise ValueError("rows are not plain integers")
         rows = _any_rows.decode(rows)
     return _slow(wire_type, names, fields, rows, problems)
 
 
 def _fast(names: list[str], fields: list[Any], text: bytes) -> Parsed | None:
-    np = numpy()
-    values = integers(text, len(names))
-    if values is None:
+    parsed = integers(text, len(names))
+    if parsed is None:
         return None
-    unsigned = [j for j, field in enumerate(fields) if field is not None and field.column.kind == "u64"]
-    signed = [j for j in range(len(names)) if j not in unsigned]
-    if not exact(values, text, signed, unsigned):
-        return None
+    values, negative = parsed
     columns: dict[str, Any] = {}
     extra: dict[str, list[Any]] = {}
     for j, (name, field) in enumerate(zip(names, fields, strict=True)):
+        kind = "i64" if field is None else field.column.kind
+        column = column_of(values[j], None if negative is None else negative[j], kind)
+        if column is None:
+            return None
         if field is None:
-            extra[name] = values[j].view(np.int64).tolist()
-        elif field.column.kind == "u64":
-            columns[field.column.name] = values[j].view(np.uint64)
-        elif field.how == "x100":
-            columns[field.column.name] = values[j].view(np.int64) / 100
+            extra[name] = column.tolist()
         else:
-            columns[field.column.name] = values[j].view(np.int64)
+            columns[field.column.name] = column / 100 if field.how == "x100" else column
     return Parsed(columns, extra, values.shape[1])
 
 

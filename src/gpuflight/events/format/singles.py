@@ -16,7 +16,7 @@ import msgspec
 from gpuflight.events.arrays import numpy
 from gpuflight.events.format.cells import Value, cell, read
 from gpuflight.events.format.plans import SHAPED_FIELDS, Plan
-from gpuflight.events.format.rows import DIGITS, array
+from gpuflight.events.format.rows import array
 from gpuflight.events.format.session import Session
 from gpuflight.events.format.shapes import shape_of
 from gpuflight.events.format.telemetry import FIELDS as TELEMETRY
@@ -84,6 +84,7 @@ def add_duration(plan: Plan, values: dict[str, Value], fields: dict[str, Any]) -
 
 
 Parts = tuple[tuple[bytes, ...], tuple[bytes, ...]]
+_DIGITS = b"0123456789"
 _KEY_LETTERS = b'":_abcdefghijklmnopqrstuvwxyz'
 _NEWLINE_TO_COMMA = bytes.maketrans(b"\n", b",")
 
@@ -106,7 +107,7 @@ class Cut:
         count = len(changes)
         for g, (names, skeleton) in enumerate(zip(self.groups, self.skeletons, strict=True)):
             text = b"\n".join([change[g] for change in changes])
-            if b"-" in text or text.translate(None, DIGITS) != b"\n".join([skeleton] * count):
+            if b"-" in text or text.translate(None, _DIGITS) != b"\n".join([skeleton] * count):
                 return None
             text = text.translate(_NEWLINE_TO_COMMA, _KEY_LETTERS)
             if b",," in text or text[:1] == b"," or text[-1:] in (b",", b""):
