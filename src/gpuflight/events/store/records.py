@@ -9,6 +9,7 @@ Rows go in by column, many batches at a time: row by row DuckDB is a hundred tim
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
 import zlib
@@ -129,6 +130,7 @@ class Records:
         except duckdb.Error as error:
             raise InputError(f"{path}: cannot be opened as an event store: {str(error).splitlines()[0]}") from error
         self._lock = threading.Lock()
+        self._closed = False
         self._batches: dict[int, dict[tuple[str, int], int]] = {}
         self._positions: dict[str, int] = {}
 
@@ -422,9 +424,15 @@ class Records:
             self._connection.execute("CHECKPOINT")
 
     def close(self) -> None:
-        """Write everything to the file proper and give it back."""
+        """Write everything to the file proper and give it back. May be called twice."""
+        import duckdb
+
         with self._lock:
-            self._connection.execute("CHECKPOINT")
+            if self._closed:
+                return
+            self._closed = True
+            with contextlib.suppress(duckdb.Error):  # a full disk: the log beside the file has it
+                self._connection.execute("CHECKPOINT")
             self._connection.close()
 
 
