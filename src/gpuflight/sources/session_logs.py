@@ -38,4 +38,6 @@ class SessionLogs:
         try:
             return msgspec.msgpack.decode(raw, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise SourceUnavailable(f"the recorded reading of session logs makes no sense: {error}") from None
+            raise SourceUnavailable(
+                f"the recorded reading of session logs makes no sense: {error}", "record again"
+            ) from None
