@@ -19,11 +19,11 @@ def read_raw(shared: Shared, window: Window, limit: int) -> Chunk | None:
     shared.used(window)
     disk, descriptor = shared.disk, window.descriptor
     size = min(limit, shared.settings.max_line_bytes)
-    # One read brings the bytes before the position too: if they have changed, the file was written anew.
-    before = window.mark.size
-    data = disk.read(descriptor, before + size, window.read - before)
-    body = data[before:]
-    if not window.mark.fits(data[:before]) or (not body and disk.status(descriptor).size_bytes < window.read):
+    body = disk.read(descriptor, size, window.read)
+    # If the bytes before the position have changed, the file was written anew. They are read last: what replaces the
+    # content in between shows.
+    before = disk.read(descriptor, window.mark.size, window.read - window.mark.size)
+    if not window.mark.fits(before) or (not body and disk.status(descriptor).size_bytes < window.read):
         _rewritten(shared, window)
         return None
     at_end = len(body) < size
@@ -42,12 +42,12 @@ def read_raw(shared: Shared, window: Window, limit: int) -> Chunk | None:
     window.unended = found.unended
     if found.end > found.start:
         start = window.read + found.start
-        _move(window, data[: before + found.end][-_LOOK_BACK_BYTES:], window.read + found.end)
+        _move(window, _last(before, body, found.end), window.read + found.end)
         if at_end:
             _at_end(window)
         return _hand_out(window, start, body[found.start : found.end])
     if found.start:
-        _move(window, data[: before + found.start][-_LOOK_BACK_BYTES:], window.read + found.start)
+        _move(window, _last(before, body, found.start), window.read + found.start)
     if at_end:
         _at_end(window)
     elif not found.start:
@@ -224,6 +224,11 @@ def _at_end(window: Window) -> None:
 def _before(shared: Shared, window: Window, position: int) -> bytes:
     start = max(position - _LOOK_BACK_BYTES, 0)
     return shared.disk.read(window.descriptor, position - start, start)
+
+
+def _last(before: bytes, body: bytes, end: int) -> bytes:
+    """The last bytes before ``end`` in a body, as far as needed of what lies before it."""
+    return (before + body[max(end - _LOOK_BACK_BYTES, 0) : end])[-_LOOK_BACK_BYTES:]
 
 
 def _move(window: Window, before: bytes, position: int) -> None:

@@ -506,4 +506,4 @@ class Tailer:
         """Until the next thing that is due."""
         if not self._heap:
             return timeout_s
-        return min(timeout_s, max(self._heap[0][0] - self._monotonic_s(), self.settings.poll_interval_s / 10))
+        return min(timeout_s, max(self._heap[0][0] - self._monotonic_s(), self.settings.poll_interval_s))
