@@ -106,8 +106,20 @@ class CommitLog:
                 os.makedirs(self.tmp)
                 self._alive = Locks(self._alive_path(self.writer))
                 self._alive.take()
+                self.store_id = self._id()
         except OSError as error:
             raise InputError(f"{root}: cannot be opened as an event store: {error.strerror}") from error
+
+    def _id(self) -> str:
+        """A name for the store, the same for everybody; made by the first."""
+        path = os.path.join(self.folder, "id")
+        try:
+            with open(path, encoding="ascii") as file:
+                return file.read().strip()
+        except FileNotFoundError:
+            made = os.urandom(16).hex()
+            write_synced(path, made.encode())
+            return made
 
     def append(self, commit: Commit, seen: dict[str, int]) -> Commit:
         """Write a commit so that it survives; it counts when this returns. Raises OSError: it does not count, unless

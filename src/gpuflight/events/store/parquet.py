@@ -96,6 +96,11 @@ class ParquetStore(EventStore):
             self.records.fleet.unsettled.discard(session_id)
         return merged
 
+    @property
+    def store_id(self) -> str:
+        """The same for everybody who has this store open, and for no other store."""
+        return self.records.fleet.log.store_id
+
     def outside_changes(self) -> int:
         """A number that differs after something was stored here, by this process or another."""
         return self.records.fleet.changes_count

@@ -64,6 +64,10 @@ def add_metrics(add: Any, figures: Figures, state: dict[str, Any]) -> None:
     add("events_removed_sessions_total", "counter", "Sessions deleted.", figures.removed_sessions, None)
     add("events_waiting_requests", "gauge", "Requests that are being taken in.", figures.waiting_requests, None)
     add("events_waiting_bytes", "gauge", "Bodies that are being taken in.", figures.waiting_bytes, None)
+    if state["summaries"] is not None:
+        written, failed = state["summaries"]
+        add("events_summaries_total", "counter", "Summaries of sessions written into MongoDB.", written, None)
+        add("events_failed_summaries_total", "counter", "Times that MongoDB did not take them.", failed, None)
     for table, count in sorted(figures.rows.items()):
         add("events_rows_total", "counter", "Rows stored.", count, {"table": table})
     for reason, count in sorted(figures.losses.items()):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuflight.errors import GpuflightError, InputError, MissingExtra
 from gpuflight.server.events.figures import Figures
+from gpuflight.server.events.publisher import SummaryPublisher
 from gpuflight.server.events.settings import EventsSettings
 
 if TYPE_CHECKING:
@@ -59,6 +60,9 @@ class EventService:
         self._refusal: tuple[float, str] | None = None
         self._stopping = threading.Event()
         self._timer: threading.Thread | None = None
+        self._publisher: SummaryPublisher | None = None
+        if settings.mongodb.uri is not None:
+            self._publisher = SummaryPublisher(settings.mongodb, lambda: self._store)
         self._queries = ThreadPoolExecutor(settings.queries_count, thread_name_prefix="gpuflight-events-query")
 
     def start(self) -> None:
@@ -67,6 +71,8 @@ class EventService:
         check_packages()
         self._timer = threading.Thread(target=self._keep_up, name="gpuflight-events-upkeep", daemon=True)
         self._timer.start()
+        if self._publisher is not None:
+            self._publisher.start()
 
     def stop(self, deadline_s: float) -> bool:
         """Store what is under way, and give the files back; False if that took too long."""
@@ -78,6 +84,8 @@ class EventService:
         self._queries.shutdown(wait=True, cancel_futures=True)
         if self._timer is not None:
             self._timer.join(max(0.1, until_s - time.monotonic()))
+        if self._publisher is not None:
+            in_time = self._publisher.stop(max(0.1, until_s - time.monotonic())) and in_time
         if store is not None and in_time:
             store.close()
         return in_time
@@ -178,9 +186,10 @@ class EventService:
 
     def state(self) -> dict[str, Any]:
         """What there is now, for metrics."""
-        store, ingest = self._store, self._ingest
+        store, ingest, publisher = self._store, self._ingest, self._publisher
         return {
             "enabled": True,
+            "summaries": (publisher.written_count, publisher.failed_count) if publisher is not None else None,
             "open": store is not None,
             "refusal": self._refusal[1] if self._refusal is not None else None,
             "store_bytes": _stored_bytes(store) if store is not None else None,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
+
+from gpuflight.sources.mongo_client import split_uri
 
 MIB = 1024 * 1024
 
@@ -25,6 +27,32 @@ class EventRetention(BaseModel):
     )
 
 
+class EventSummaries(BaseModel):
+    """Sessions and aggregates of their kernels in MongoDB, for a fleet (docs/events.md)."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    uri: SecretStr | None = Field(
+        default=None, description="connection string of MongoDB for summaries of sessions, shown masked; null: none"
+    )
+    database: str = Field(default="gpuflight", pattern="^[A-Za-z0-9_-]{1,38}$", description="name of the database")
+    interval_s: float = Field(default=60.0, gt=0, le=86_400, description="time between two looks at what changed (s)")
+    timeout_s: float = Field(default=30.0, gt=0, le=3600, description="longest time for one call of the database (s)")
+    tls_ca_file: str | None = Field(
+        default=None, min_length=1, description="path of PEM certificates to trust; turns TLS on"
+    )
+    tls_certificate_key_file: str | None = Field(
+        default=None, min_length=1, description="path of our own certificate with its key (PEM); turns TLS on"
+    )
+
+    @field_validator("uri")
+    @classmethod
+    def _is_a_connection_string(cls, value: SecretStr | None) -> SecretStr | None:
+        if value is not None:
+            split_uri(value.get_secret_value())
+        return value
+
+
 class EventsSettings(BaseModel):
     """GPU sessions that agents send (docs/events.md). Needs the extra ``events``, else the server runs without."""
 
@@ -39,6 +67,7 @@ class EventsSettings(BaseModel):
         description="`duckdb`: one database of this server; `parquet`: files in a folder that servers may share",
     )
     retention: EventRetention = Field(default_factory=EventRetention, description="how long events are kept")
+    mongodb: EventSummaries = Field(default_factory=EventSummaries, description="summaries of sessions in MongoDB")
     retention_interval_s: float = Field(
         default=600.0, gt=0, le=86_400, description="time between two looks at what is to be deleted (s)"
     )
