@@ -46,7 +46,7 @@ class Sessions:
 def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     """``WHAT``, ``--store``, ``--session``."""
     parser.add_argument(
-        "what", metavar="DIR|SESSION", help="a folder with logs (or one of an import), or with --store a session's id"
+        "what", metavar="DIR|SESSION", help="a folder with logs, or with --store the id of a session there"
     )
     parser.add_argument("--store", metavar="FOLDER", help="the event store that has the session")
     parser.add_argument(

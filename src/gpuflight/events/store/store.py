@@ -74,6 +74,10 @@ class EventStore:
         """The answer to a query as dicts; for answers of a few thousand rows."""
         return self.records.rows(sql, values)
 
+    def columns(self, sql: str, values: Sequence[Any] = ()) -> dict[str, Any]:
+        """The answer to a query as numpy arrays by column (masked where something is unknown)."""
+        return self.records.columns(sql, values)
+
     def losses(self, session: Session) -> list[dict[str, Any]]:
         """The session's ledger: reason, what about, times, bytes, a place."""
         relation = self.records.relation("loss", (session.session_no,))
