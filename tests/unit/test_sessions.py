@@ -22,6 +22,10 @@ from gpuflight.graph import Edge, Entity
 from gpuflight.graph.paths import path
 from gpuflight.sources.open import open_world
 from gpuflight.sources.session_logs import SessionLogs
+from gpuflight.vis.base import LayoutOptions
+from gpuflight.vis.layout.cards import write_card
+from gpuflight.vis.layout.item import Item, walk
+from gpuflight.vis.layout.tree import Forest
 
 BEGAN_NS = 1_700_000_100 * 10**9
 """When the sessions begin: the machine booted 100 s before, its processes began 13 to 51 s after that."""
@@ -212,7 +216,7 @@ def test_copies_and_memory_are_at_the_gpu() -> None:
     outcome = rig.round(busy_session([DeviceFacts(0, "GPU-x")], copies=more, memory=memory, device_latest_ns=latest))
     up = edge_of(outcome, "Transfer", TRAINER_ID, "GPU(uuid=GPU-x)")
     assert up.metrics == {
-        "copies_count": 3, "copied_bytes": 14_000, "copy_bytes_per_s": 2000.0, "achieved_bytes_per_s": 7e9
+        "copies_count": 3, "copied_bytes": 14_000, "copy_bytes_per_s": 2000.0, "copy_time_ms": 0.002
     }  # fmt: skip
     assert edge_of(outcome, "Transfer", "GPU(uuid=GPU-x)", TRAINER_ID).metrics["copy_bytes_per_s"] == 0
     access = edge_of(outcome, "Access", TRAINER_ID, "GPU(uuid=GPU-x)")
@@ -440,3 +444,26 @@ def test_a_damaged_recording() -> None:
 def test_names_that_are_long_or_odd() -> None:
     assert shown_name("a" * 300) != shown_name("a" * 301) and len(shown_name("a" * 300)) < 220
     assert shown_name("a\x1b[2J\nb") == "a\ufffd[2J\ufffdb"
+
+
+def test_how_it_is_drawn() -> None:
+    """The session in its process, streams in the session, kernels in their stream, each with its figures."""
+    devices = [DeviceFacts(0, "GPU-x")]
+    rig = Rig(busy_session(devices))
+    rig.round()
+    later = {"launches": 110, "busy_ns": 100_900_000, "device_latest_ns": BEGAN_NS + 5 * SECOND}
+    outcome = rig.round(busy_session(devices, kernels=[kernel(110, 101_000_000)], **later))
+    forest = Forest(outcome.graph, LayoutOptions())
+    forest.build()
+    items: dict[str, Item] = {item.id: item for item in walk(forest.root)}
+    trail = []
+    here: Item | None = items[f"Kernel({TRAINER_ID},gemm)"]
+    while here is not None and here.kind != "Process":
+        write_card(here)
+        trail.append((here.kind, here.lines))
+        here = here.parent
+    assert trail == [
+        ("Kernel", ["20 /s · 2 % · mean 918 µs"]),
+        ("Stream", []),
+        ("Session", ["live · 20 /s · busy 2 %"]),
+    ]

@@ -303,7 +303,7 @@ def _add_copies(batch: Batch, shown: list[Shown]) -> None:
         else:
             edge.unknown = None
         if times[ends]:
-            edge.metrics["achieved_bytes_per_s"] = round(edge.metrics["copied_bytes"] / times[ends] * 1e9, 1)
+            edge.metrics["copy_time_ms"] = round(times[ends] / 1e6, 6)
         batch.edges.append(edge)
 
 

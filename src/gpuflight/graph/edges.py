@@ -69,7 +69,7 @@ class ConnectTo(DataStream, tag="ConnectTo", gc=False):
 
 class Transfer(DataStream, tag="Transfer", gc=False):
     """A copy between host and device memory or between devices. metrics: copies_count, copied_bytes,
-    copy_bytes_per_s (over the round), achieved_bytes_per_s (while copying)."""
+    copy_time_ms, copy_bytes_per_s (over the round)."""
 
 
 class Launch(DataStream, tag="Launch", gc=False):

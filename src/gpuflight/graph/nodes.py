@@ -390,7 +390,7 @@ class Application(Entity, tag="Application", gc=False, kw_only=True):
 
 
 class Scope(Entity, tag="Scope", gc=False, kw_only=True):
-    """A named scope of a session (a step, a phase), by its place in the tree: names from the outermost, joined by ``|``.
+    """A named scope of a session (a step, a phase), by its place in the tree: names from outside in, joined by ``|``.
 
     attributes: name, depth. metrics: runs_count (ended), open_count, time_ms, mean_ms, max_ms."""
 

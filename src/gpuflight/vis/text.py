@@ -105,8 +105,9 @@ def human(name: str, value: Any) -> str:
         return f"{_short(abs(value)) if value >= 0 else '-' + _short(-value)} %"
     if name.endswith("_celsius"):
         return f"{_short(value)} °C"
-    if name.endswith("_ms"):
-        return f"{_short(value)} ms"
+    for suffix, unit in (("_ms", "ms"), ("_us", "µs"), ("_ns", "ns")):
+        if name.endswith(suffix):
+            return f"{_short(value)} {unit}"
     for suffix, unit in _UNITS:
         if name.endswith(suffix):
             return human_si(value, unit)

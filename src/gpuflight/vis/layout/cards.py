@@ -207,6 +207,23 @@ def _disk_lines(entity: Entity) -> list[str]:
     return [" · ".join(words)] if words else []
 
 
+def _session_lines(entity: Entity) -> list[str]:
+    words = [str(entity.attributes.get("state") or "")[:40]]
+    words += _said(entity, (("launches_per_s", "{}"), ("busy_pct", "busy {}"), ("lag_bytes", "behind {}")))
+    return [" · ".join(word for word in words if word)]
+
+
+def _kernel_lines(entity: Entity) -> list[str]:
+    words = _said(entity, (("launches_per_s", "{}"), ("gpu_time_pct", "{}"), ("mean_us", "mean {}")))
+    return [" · ".join(words)] if words else []
+
+
+def _said(entity: Entity, wanted: tuple[tuple[str, str], ...]) -> list[str]:
+    """The metrics that are known and not 0, in words."""
+    found = ((name, pattern, finite(entity.metrics, name)) for name, pattern in wanted)
+    return [pattern.format(human(name, value)) for name, pattern, value in found if value]
+
+
 def _mount_label(entity: Entity) -> str:
     kind = entity.attributes.get("fstype")
     return f"{getattr(entity, 'path', '')} ({kind})"[:200] if kind else str(getattr(entity, "path", ""))[:200]
@@ -284,7 +301,7 @@ _LABELS: dict[str, Callable[[Entity], str]] = {
 _LINES: dict[str, Callable[[Entity], list[str]]] = {
     "Process": _process_lines, "Container": _holder_lines, "Pod": _holder_lines, "Unit": _holder_lines,
     "Host": _host_lines, "Numa": _numa_lines, "GPU": _gpu_lines, "NPU": _gpu_lines, "MigInstance": _gpu_lines,
-    "Nic": _nic_lines, "Disk": _disk_lines,
+    "Nic": _nic_lines, "Disk": _disk_lines, "Session": _session_lines, "Kernel": _kernel_lines,
 }  # fmt: skip
 _BARS: dict[str, Callable[[dict[str, Any], dict[str, str]], list[Bar]]] = {
     "GPU": _gpu_bars, "NPU": _gpu_bars, "MigInstance": _gpu_bars, "Numa": _memory_bar, "Host": _memory_bar,
