@@ -355,7 +355,9 @@ def test_idle_sessions_cost_few_questions(logs: Path) -> None:
         assert rig.poll(0.25) == []
     # 10 s, every 10 s: a folder and its .tmp, two plain files; never the 1,900 finished ones
     assert disk.looks <= 2 * 100 * 4 + 10 and disk.listings == 0
-    rig.tailer._notifier = type("Quiet", (), {"reason": "", "take": lambda self: {}, "close": lambda self: None})()
+    rig.tailer._watching.notifier = type(
+        "Quiet", (), {"reason": "", "take": lambda self: {}, "close": lambda self: None}
+    )()
     rig.poll(10)
     disk.looks = 0
     for _ in range(40):

@@ -16,7 +16,7 @@ import msgspec
 from gpuflight.errors import InputError
 from gpuflight.events.format.windows import sync_directory, write_durably
 from gpuflight.events.tail.cursors import Cursor, read_cursors
-from gpuflight.events.tail.stream import StreamState
+from gpuflight.events.tail.window import StreamState
 
 _HEAD = b"gpuflight tail 1 "
 _QUARANTINED = 100

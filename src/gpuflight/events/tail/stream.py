@@ -7,38 +7,18 @@ from collections.abc import Callable
 
 import msgspec
 
-from gpuflight.events.files import names
-from gpuflight.events.files.folder import SessionFolder
-from gpuflight.events.files.sidecars import read_companions
-from gpuflight.events.ledger import Place
 from gpuflight.events.tail.chunk import Chunk
 from gpuflight.events.tail.cursors import Cursor
 from gpuflight.events.tail.disk import Stamp
+from gpuflight.events.tail.holes import Holes
 from gpuflight.events.tail.packed import read_packed
 from gpuflight.events.tail.raw import read_raw
 from gpuflight.events.tail.shared import Shared
-from gpuflight.events.tail.window import File, Window, WindowState
+from gpuflight.events.tail.window import File, Found, StreamState, Window
 
 _GONE = (errno.ENOENT, errno.ENOTDIR)
 _BACK_OFF_S = (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 30.0)
 _STEPS = 1000
-
-
-class Found(msgspec.Struct):
-    """A log file as a look into its folder shows it."""
-
-    window: names.Window
-    stamp: Stamp
-
-
-class StreamState(msgspec.Struct, omit_defaults=True):
-    """A stream in the checkpoint. ``accounted``: windows up to this number were read, or are known to be missing."""
-
-    folder: str
-    base: str
-    channel: str
-    accounted: int = 0
-    windows: list[WindowState] = msgspec.field(default_factory=list)
 
 
 class Stream:
@@ -66,16 +46,13 @@ class Stream:
         self.stale = False
         self.regrouped = False
         """Files were found to belong to other windows than thought."""
-        self.accounted = 0
         self.to_end = False
         self.cursor: Cursor | None = None
-        self._missing_since_s: dict[int, float] = {}
-        self._missing: set[int] = set()
-        self._hole: int | None = None
+        self.holes = Holes(shared, folder, base, channel)
         self.uncommitted_bytes = 0
         self._made = 0
         if state is not None:
-            self.accounted = state.accounted
+            self.holes.accounted = state.accounted
             for kept in state.windows:
                 window = self._new()
                 window.restore(kept)
@@ -84,7 +61,7 @@ class Stream:
 
     def state(self) -> StreamState:
         kept = [window.state() for window in self.windows if window.head]
-        return StreamState(self.folder, self.base, self.channel, self.accounted, kept)
+        return StreamState(self.folder, self.base, self.channel, self.holes.accounted, kept)
 
     # --- what lies there -------------------------------------------------------------------------------------------
 
@@ -138,8 +115,7 @@ class Stream:
             window.files.append(file)
             window.changed_s = now_s
             window.dirty = packed or stamp.size_bytes > 0
-            if seen.window.number in self._missing:
-                self._missing.discard(seen.window.number)
+            if self.holes.fills(seen.window.number):
                 window.number = seen.window.number
                 self.shared.tell("late_window", window)
             return
@@ -266,47 +242,12 @@ class Stream:
             if not self.heads[window.head]:
                 del self.heads[window.head]
 
-    # --- holes -----------------------------------------------------------------------------------------------------
-
     def _look_for_holes(self, now_s: float) -> None:
-        """Numbers that are missing hold up what comes after them for a while, then they are told and passed over."""
-        self._hole = None
         if self.descending:
             return
-        have = {window.number for window in self.windows if window.number is not None}
-        self._account(have)
-        if not have or max(have) <= self.accounted:
-            return
-        known = sorted(have | set(range(1, self.accounted + 1)))
-        present = [names.Window("", self.channel, number) for number in known]
-        try:
-            listed = [entry.name for entry in self.shared.disk.entries(self.folder)]
-        except OSError:
-            listed = []
-        beside = read_companions(self.folder, listed)
-        told = {loss.window for loss in beside.losses if loss.channel.removeprefix("agent-") == self.channel}
-        folder = SessionFolder(self.folder, self.session_id, self.base, {self.channel: present}, beside, "oldest_first")
-        wait_s = self.shared.settings.hole_wait_s
-        for number in folder.missing(self.channel):
-            if number in self._missing or number <= self.accounted:
-                continue
-            acknowledged = (self.channel, number) in beside.acknowledged
-            since_s = self._missing_since_s.setdefault(number, now_s)
-            if acknowledged or number in told or now_s - since_s >= wait_s:
-                reason = "acked_window" if acknowledged else "marked_loss" if number in told else "missing_window"
-                self.shared.ledger.add(reason, Place(self.folder, self.channel, number), subject=self.channel)
-                self.shared.warn(self.folder, reason, f"{self.channel} {number}")
-                self._missing.add(number)
-                self._missing_since_s.pop(number, None)
-            elif number < max(have):
-                self._hole = number if self._hole is None else min(self._hole, number)
-                self._ask(since_s + wait_s)
-        self._account(have)
-
-    def _account(self, have: set[int]) -> None:
-        while self.accounted + 1 in have or self.accounted + 1 in self._missing:
-            self.accounted += 1
-            self._missing_since_s.pop(self.accounted, None)
+        again_s = self.holes.look({window.number for window in self.windows if window.number is not None}, now_s)
+        if again_s is not None:
+            self._ask(again_s)
 
     def _use_cursor(self, cursor: Cursor) -> None:
         """What gpufl-agent has sent is read here as well."""
@@ -324,7 +265,7 @@ class Stream:
                     window.resumed = True
                 else:
                     self.shared.warn(window.path, "cursor_not_used", "the file is another one")
-        self.accounted = max(self.accounted, cursor.file_index - 1)
+        self.holes.accounted = max(self.holes.accounted, cursor.file_index - 1)
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -352,7 +293,7 @@ class Stream:
         if not self.todo:
             return None
         window = self.todo[0]
-        if self._hole is not None and (window.number is None or window.number > self._hole):
+        if not self.descending and self.holes.holds_up(window.number):
             return None
         return window
 
@@ -474,4 +415,4 @@ class Stream:
     @property
     def caught_up(self) -> bool:
         """Everything that lies there was handed out and committed."""
-        return not self.todo and self._hole is None and not any(window.handed for window in self.windows)
+        return not self.todo and self.holes.first is None and not any(window.handed for window in self.windows)

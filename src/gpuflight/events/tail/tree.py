@@ -10,7 +10,7 @@ from gpuflight.events.files import names
 from gpuflight.events.files.order import newest_first
 from gpuflight.events.files.sidecars import LOCK_NAME
 from gpuflight.events.tail.disk import Disk
-from gpuflight.events.tail.stream import Found
+from gpuflight.events.tail.window import Found
 
 DEPTH = 3
 """Levels below a folder that is followed: date, run, session."""

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from gpuflight.events.files import names
 from gpuflight.events.tail.disk import Stamp
 from gpuflight.events.tail.lines import Mark
 
@@ -51,6 +52,23 @@ class WindowState(msgspec.Struct, omit_defaults=True):
     done: bool = False
     trailer: int = 0
     gone_s: float = 0.0
+
+
+class Found(msgspec.Struct):
+    """A log file as a look into its folder shows it."""
+
+    window: names.Window
+    stamp: Stamp
+
+
+class StreamState(msgspec.Struct, omit_defaults=True):
+    """A stream in the checkpoint. ``accounted``: windows up to this number were read, or are known to be missing."""
+
+    folder: str
+    base: str
+    channel: str
+    accounted: int = 0
+    windows: list[WindowState] = msgspec.field(default_factory=list)
 
 
 class _Handed:
