@@ -12,11 +12,28 @@ from tests.fakes.collecting import Outcome, check, collect
 from tests.fakes.machine import CONTAINER, FakeMachine, add_process, rich_machine
 from tests.fakes.machine_answers import SERVER, TRAINER, nvml_snapshot
 
-from gpuflight.collectors.session_entities import shown_name
-from gpuflight.collectors.session_processes import NO_HOST_NAME, NO_PID, NO_START, NOT_FOUND, OTHER_HOST, SEVERAL
+from gpuflight.collectors.session_names import shown_name
+from gpuflight.collectors.session_processes import (
+    NO_HOST_NAME,
+    NO_PID,
+    NO_START,
+    NOT_FOUND,
+    OTHER_HOST,
+    OTHER_USER,
+    SEVERAL,
+)
 from gpuflight.collectors.session_rates import CATCHING_UP, NOTHING_NEW
 from gpuflight.collectors.sessions import Sessions, SessionsSettings
-from gpuflight.events.activity.summary import CopySum, DeviceFacts, KernelSum, MemorySum, StreamSum, Summary, WaitSum
+from gpuflight.events.activity.summary import (
+    CopySum,
+    DeviceFacts,
+    KernelSum,
+    MemorySum,
+    ScopeSum,
+    StreamSum,
+    Summary,
+    WaitSum,
+)
 from gpuflight.events.reading import Reading
 from gpuflight.graph import Edge, Entity
 from gpuflight.graph.paths import path
@@ -155,6 +172,28 @@ def test_old_logs_without_a_host_name() -> None:
 @pytest.mark.parametrize(("more", "reason"), [({"pid": None}, NO_PID), ({"start_ns": None}, NO_START)])
 def test_what_is_missing_to_tell(more: dict[str, Any], reason: str) -> None:
     assert why(Rig(session(**more)).round()) == reason
+
+
+@pytest.mark.parametrize(("uid", "joined"), [(1000, True), (0, True), (None, True), (1001, False), (65534, False)])
+def test_nobody_is_told_to_do_what_another_user_wrote(uid: int | None, joined: bool) -> None:
+    outcome = Rig(session(uid=uid)).round()
+    assert owners(outcome) == ([SERVER_ID] if joined else [])
+    assert why(outcome) == ("" if joined else OTHER_USER)
+
+
+def test_hostile_names() -> None:
+    """Of whoever may write a log: nothing of it breaks a line or an id, or is longer than can be read."""
+    evil = "\x1b[2J\n" + "x" * 5000
+    devices = [DeviceFacts(0, evil, evil), DeviceFacts(1, "GPU-1", evil)]
+    hostile = running(10, 1, folder=evil, kind=evil, engine=evil, run_id=evil, app=evil, devices=devices)
+    hostile.kernels, hostile.scopes = [kernel(name=evil)], [ScopeSum(f"{evil}|{evil}", evil, 0, 1, 0, 1, 1)]
+    outcome = Rig(msgspec.structs.replace(hostile, session_id=evil)).round()
+    assert {node.kind for node in outcome.nodes} >= {"Session", "Kernel", "Scope", "Application"}
+    for node in outcome.nodes:
+        texts = [text for text in node.attributes.values() if isinstance(text, str)]
+        assert node.id.isprintable() and len(node.id) < 1000
+        assert all(text.isprintable() and len(text) < 300 for text in texts), texts
+    assert "GPU" not in {node.kind for node in outcome.nodes if evil[:4] in node.id}
 
 
 def test_kernel_threads_write_no_logs() -> None:

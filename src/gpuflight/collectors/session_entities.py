@@ -7,21 +7,18 @@ one per process, whichever of its sessions tells of them.
 
 from __future__ import annotations
 
-import hashlib
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from functools import lru_cache
 from typing import Any
 
 from gpuflight.collectors.base import Batch
 from gpuflight.collectors.rates import FIRST_READING
 from gpuflight.collectors.session_metrics import Values, session_metrics
+from gpuflight.collectors.session_names import shown_name
 from gpuflight.collectors.session_rates import Pace
 from gpuflight.events.activity.summary import KernelSum, ScopeSum, Summary
 from gpuflight.graph import Entity, edges, nodes
-from gpuflight.redaction import redact_text
 
-_LONGEST_NAME = 200
 NO_GPU = "the log does not say on which of its GPUs it is"
 _SEVERAL = "it was launched in several sessions of the process"
 
@@ -47,8 +44,13 @@ class Shown:
     """Of another host, as far as can be told."""
 
     @property
+    def name(self) -> str:
+        """The session's id as it may be shown."""
+        return shown_name(self.summary.session_id)
+
+    @property
     def id(self) -> str:
-        return f"Session({self.summary.session_id})"
+        return f"Session({self.name})"
 
     @property
     def holder(self) -> str:
@@ -82,31 +84,20 @@ def time_text(time_ns: int) -> str:
     return moment.isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-@lru_cache(maxsize=8192)
-def shown_name(text: str) -> str:
-    """A name of the program's as it may be shown: without secrets, on one line, not longer than can be read. Long names
-    that begin alike stay different."""
-    clean = redact_text("".join(c if c.isprintable() else "\ufffd" for c in text[:65_536]))
-    if len(clean) <= _LONGEST_NAME:
-        return clean
-    digest = hashlib.blake2b(text.encode("utf-8", "replace"), digest_size=4).hexdigest()
-    return f"{clean[:_LONGEST_NAME]}…#{digest}"
-
-
 def _add_session(batch: Batch, one: Shown, host: nodes.Host) -> None:
     summary = one.summary
     values = session_metrics(summary, one.pace)
     attributes: dict[str, Any] = {"name": shown_name(summary.app or summary.session_id), "state": one.state}
     for name, value in (
         ("app", shown_name(summary.app)),
-        ("hostname", summary.hostname),
+        ("hostname", shown_name(summary.hostname)),
         ("pid", summary.pid),
-        ("session_kind", summary.kind),
-        ("engine", summary.engine),
-        ("run_id", summary.run_id),
+        ("session_kind", shown_name(summary.kind)),
+        ("engine", shown_name(summary.engine)),
+        ("run_id", shown_name(summary.run_id)),
         ("segment", summary.segment_index),
-        ("folder", redact_text(summary.folder)),
-        ("gpus", [device.uuid for device in summary.devices if device.uuid]),
+        ("folder", shown_name(summary.folder)),
+        ("gpus", [shown_name(device.uuid) for device in summary.devices if device.uuid]),
     ):
         if value not in ("", None, []):
             attributes[name] = value
@@ -124,7 +115,7 @@ def _add_session(batch: Batch, one: Shown, host: nodes.Host) -> None:
     if one.process is None:
         values.unknown["process"] = one.why_no_process
     entity = nodes.Session(
-        session_id=summary.session_id, attributes=attributes, metrics=values.metrics, unknown=values.unknown or None
+        session_id=one.name, attributes=attributes, metrics=values.metrics, unknown=values.unknown or None
     )
     batch.nodes.append(entity)
     if one.process is not None:
@@ -250,7 +241,7 @@ def _add_scopes(batch: Batch, one: Shown) -> None:
     for scope in one.summary.scopes or ():
         path = "|".join(shown_name(part) for part in scope.path.split("|"))
         entity = nodes.Scope(
-            session_id=one.summary.session_id,
+            session_id=one.name,
             path=path,
             attributes={"name": shown_name(scope.name), "depth": scope.depth},
         )

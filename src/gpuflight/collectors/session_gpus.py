@@ -7,9 +7,12 @@ nobody can tell.
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from gpuflight.collectors.gpu_processes import PidMap
+from gpuflight.collectors.session_names import shown_name
 from gpuflight.errors import SourceUnavailable
 from gpuflight.graph import Entity, nodes
 
@@ -17,7 +20,7 @@ if TYPE_CHECKING:
     from gpuflight.events.activity.summary import DeviceFacts, Summary
     from gpuflight.sources.world import World
 
-NOT_TOLD = "the log does not say on which of its GPUs"
+_UUID = re.compile(r"[\w.:-]{1,80}", re.ASCII)
 
 
 class SessionGpus:
@@ -80,9 +83,14 @@ def _needs_one(session: Summary) -> bool:
     )
 
 
+def gpu_entities(devices: Iterable[DeviceFacts]) -> dict[int, Entity]:
+    """By device number; what is no UUID of a GPU is left out."""
+    return {device.device_id: gpu_entity(device) for device in devices if _UUID.fullmatch(device.uuid)}
+
+
 def gpu_entity(device: DeviceFacts) -> Entity:
     """The entity of a GPU as the nvml collector names it, with what the session knows of it."""
-    attributes = {"name": device.name} if device.name else {}
+    attributes = {"name": shown_name(device.name)} if device.name else {}
     if device.uuid.startswith("MIG-"):
         return nodes.MigInstance(uuid=device.uuid, attributes=attributes)
     return nodes.GPU(uuid=device.uuid, attributes=attributes)

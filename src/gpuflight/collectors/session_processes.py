@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 SLACK_S = 3.0
 """A process's start is known to the second only (btime in /proc/stat), and clocks are corrected."""
 
+_NOBODY = 65534
+
 _GPU_FILES = ("/dev/nvidia", "/dev/dxg", "/dev/kfd")
 
 NO_PID = "the log does not name its process (its first line was not read)"
@@ -27,6 +29,7 @@ NO_START = "the log does not say when the session began, so that its pid may be 
 OTHER_HOST = "the log was written on another host, or in a container that cannot be told"
 NOT_FOUND = "no live process of this host has its pid and began before it"
 SEVERAL = "several processes, in different pid namespaces, may have written it"
+OTHER_USER = "its log belongs to another user than the process that has its pid"
 NO_HOST_NAME = "the log names no host, and no process with its pid has a GPU open"
 
 
@@ -77,7 +80,7 @@ class SessionProcesses:
     def _candidates(self, session: Summary, pid: int, began_s: float) -> tuple[list[ProcStat], str]:
         assert self._world is not None  # noqa: S101
         procfs = self._world.procfs
-        right, elsewhere = [], 0
+        right, elsewhere, others = [], 0, 0
         candidates = self._inner().get(pid, ())
         try:
             boot_s, ticks = (procfs.boot_time_s, procfs.ticks_per_second) if candidates else (0.0, 1)
@@ -88,12 +91,16 @@ class SessionProcesses:
                 continue
             if session.hostname and not self._is_called(stat, session.hostname):
                 elsewhere += 1
+            elif not self._may_write(stat, session.uid):
+                others += 1
             elif (not session.hostname or session.devices) and not self._may_use_gpus(stat, not session.hostname):
                 continue
             else:
                 right.append(stat)
         if right:
             return right, ""
+        if others:
+            return [], OTHER_USER
         if not session.hostname:
             return [], NO_HOST_NAME
         own = session.hostname == procfs.hostname
@@ -138,6 +145,18 @@ class SessionProcesses:
             return procfs.environ(stat.pid).get("HOSTNAME") == name
         except (OSError, ValueError, SourceUnavailable):
             return False
+
+    def _may_write(self, stat: ProcStat, uid: int | None) -> bool:
+        """Whether the log can be this process's: nobody is told to do what somebody else has written. What root owns is
+        believed; what a file server made nobody's may be root's."""
+        assert self._world is not None  # noqa: S101
+        if uid in (None, 0):
+            return True
+        try:
+            own = self._world.procfs.uid(stat.pid)
+        except (OSError, ValueError, SourceUnavailable):
+            return False
+        return own == uid or (own == 0 and uid == _NOBODY)
 
     def _nspids(self, stat: ProcStat) -> list[int]:
         assert self._world is not None  # noqa: S101

@@ -10,7 +10,8 @@ from pydantic import Field
 
 from gpuflight.collectors.base import Batch, Collector
 from gpuflight.collectors.session_entities import Shown, add_sessions
-from gpuflight.collectors.session_gpus import SessionGpus, gpu_entity
+from gpuflight.collectors.session_gpus import SessionGpus, gpu_entities
+from gpuflight.collectors.session_names import shown_name
 from gpuflight.collectors.session_processes import OTHER_HOST, SessionProcesses
 from gpuflight.collectors.session_rates import QUIET_S, Pace
 from gpuflight.errors import MissingExtra, SourceUnavailable
@@ -149,7 +150,7 @@ class Sessions(Collector):
         if known is None:
             known = self._known[session.session_id] = _Known(session)
         if before is None or before.devices != session.devices:
-            known.gpus = {device.device_id: gpu_entity(device) for device in session.devices if device.uuid}
+            known.gpus = gpu_entities(session.devices)
         known.summary = session
         if state == "live":
             known.ended_s = None
@@ -160,7 +161,11 @@ class Sessions(Collector):
             return None, []
         latest_ns = max(session.last_event_ns or 0, session.device_latest_ns)
         quiet = state != "live" or wall_ns - max(latest_ns, session.read_ns) > QUIET_S * 1e9
-        owner = f"Session({session.session_id})" if found is None else f"Process(pid={found[0]},start={found[1]})"
+        owner = (
+            f"Session({shown_name(session.session_id)})"
+            if found is None
+            else f"Process(pid={found[0]},start={found[1]})"
+        )
         foreign = why == OTHER_HOST
         shown = Shown(
             session,

@@ -140,7 +140,7 @@ class LiveSessions:
         lost = decoder.ledger.lost
         batches = decoder.feed(chunk.data, chunk.place)
         for batch in batches:
-            self._session(batch, chunk.folder).activity.add(batch)
+            self._session(batch, chunk).activity.add(batch)
         if lost := decoder.ledger.lost - lost:
             last = batches[-1].session_id if batches else chunk.session_id
             session = self._sessions.get(last)
@@ -149,14 +149,14 @@ class LiveSessions:
             else:
                 session.activity.lose(lost)
 
-    def _session(self, batch: Batch, folder: str) -> _Session:
+    def _session(self, batch: Batch, chunk: Chunk) -> _Session:
         session = self._sessions.pop(batch.session_id, None)
         if session is None:
-            activity = Activity(batch.session_id, folder)
+            activity = Activity(batch.session_id, chunk.folder, _uid(chunk.path))
             if batch.session_id in self._forgotten:
                 del self._forgotten[batch.session_id]
                 activity.forget_beginning()
-            session = _Session(activity, Summary(session_id=batch.session_id, folder=folder))
+            session = _Session(activity, Summary(session_id=batch.session_id, folder=chunk.folder))
         session.changed = True
         self._sessions[batch.session_id] = session
         return session
@@ -221,3 +221,11 @@ class LiveSessions:
                 writer = owner(session.activity.folder)
                 if writer != session.summary.writer:
                     session.summary = msgspec.structs.replace(session.summary, writer=writer)
+
+
+def _uid(path: str) -> int | None:
+    """Whose file it is; None if it is gone already."""
+    try:
+        return os.stat(path).st_uid
+    except OSError:
+        return None

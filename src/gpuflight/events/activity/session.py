@@ -26,10 +26,10 @@ _SYNTHETIC = "launch_callbacks_synthetic"
 
 
 class Activity:
-    """Takes batches of any table of one session. ``folder``: where its log lies."""
+    """Takes batches of any table of one session. ``folder``, ``uid``: where its log lies, and whose it is."""
 
-    def __init__(self, session_id: str, folder: str = "") -> None:
-        self._summary = Summary(session_id=session_id, folder=folder)
+    def __init__(self, session_id: str, folder: str = "", uid: int | None = None) -> None:
+        self._summary = Summary(session_id=session_id, folder=folder, uid=uid)
         self._kernels = KernelTable()
         self._launches = 0
         self._names = Names()

@@ -109,11 +109,12 @@ class Summary(msgspec.Struct, kw_only=True):
     ``synthetic``: kernel times are those of launches (True), of the GPU (False), or not said (None). ``busy_ns``: some
     kernel ran. ``device_latest_ns``, ``host_latest_ns``: up to when kernels and copies, and waits, are told.
     ``kernels`` and ``scopes`` are the longest; ``kernels_count`` and ``scopes_count`` say how many there are.
-    ``partial``: earlier lines of it were read and forgotten again.
+    ``uid``: who owns its log. ``partial``: earlier lines of it were read and forgotten again.
     """
 
     session_id: str
     folder: str = ""
+    uid: int | None = None
     app: str = ""
     hostname: str = ""
     pid: int | None = None
