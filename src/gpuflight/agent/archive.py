@@ -9,7 +9,7 @@ import threading
 
 from gpuflight.agent.secrets import read_secret
 from gpuflight.agent.settings import Archiver
-from gpuflight.errors import DeliveryError, MissingExtra
+from gpuflight.errors import GpuflightError, MissingExtra
 from gpuflight.subscribers.netguard import ANYTHING, split_url
 from gpuflight.subscribers.s3_client import Access, S3Client
 
@@ -17,6 +17,10 @@ MAX_BYTES = 1 << 30
 """A window is read whole to be uploaded in one request."""
 
 _UNSAFE = re.compile(r"[^A-Za-z0-9._=-]")
+
+
+class TooLarge(GpuflightError):
+    """A window that is not archived, now or later."""
 
 
 class Archive:
@@ -53,10 +57,11 @@ class Archive:
         return self._settings.prefix + "/".join(_UNSAFE.sub("-", part) or "-" for part in parts)
 
     def put(self, session_id: str, channel: str, path: str) -> None:
-        """Upload a window; done when the server has found the checksum right. Raises DeliveryError, OSError."""
+        """Upload a window; done when the server has found the checksum right. Raises DeliveryError, TooLarge,
+        OSError."""
         size_bytes = os.stat(path).st_size
         if size_bytes > MAX_BYTES:
-            raise DeliveryError(f"{path}: too large to be archived ({size_bytes} bytes)", retryable=False)
+            raise TooLarge(f"{path}: too large to be archived ({size_bytes} bytes)")
         with open(path, "rb") as file:
             data = file.read()
         kind = "application/gzip" if path.endswith(".gz") else "application/x-ndjson"

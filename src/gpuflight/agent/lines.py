@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 
 from gpuflight.agent import markers
-from gpuflight.agent.archive import Archive
+from gpuflight.agent.archive import Archive, TooLarge
 from gpuflight.agent.gate import Gate
 from gpuflight.agent.line_sinks import LineSink, Pending, pendings
 from gpuflight.agent.progress import Progress, Sent
@@ -226,9 +226,9 @@ class LineShipper:
         wait_s = self._settings.settleSeconds if writer == "gone" else self._quiet_s(session)
         if writer == "alive" or session.quiet_s < wait_s:
             return
-        reason = self._why_not_whole(path)
         if not self._archived(session):
             return
+        reason = self._why_not_whole(path)
         if not reason:
             said = self._sink.complete(session.session_id)
             if said is None:
@@ -263,6 +263,10 @@ class LineShipper:
             try:
                 self._archive.put(session.session_id, window.channel, window.path)
             except FileNotFoundError:
+                continue
+            except TooLarge as error:
+                log.error("%s", error)
+                self._progress.note(session.path, name, Sent("lost", note=str(error), archived=True))
                 continue
             except (DeliveryError, OSError) as error:
                 self._gate.close(f"not archived: {error}")

@@ -10,7 +10,7 @@ from typing import Literal
 from msgspec import Struct
 
 from gpuflight.agent import markers
-from gpuflight.agent.archive import Archive
+from gpuflight.agent.archive import Archive, TooLarge
 from gpuflight.agent.batches import LineReader, Lines, content_crc32, is_damaged
 from gpuflight.agent.dead_letters import DeadLetters
 from gpuflight.agent.plan import Item
@@ -78,16 +78,16 @@ class WindowSender:
         if self._archive is not None and not sent.archived:
             try:
                 self._archive.put(item.session_id, item.window.channel, item.window.path)
-            except DeliveryError as error:
-                if error.retryable or refusals + 1 < REFUSALS:
-                    item.sent = sent
-                    return Result("retry", f"not archived: {error}", error.retry_after_s, refused=not error.retryable)
-                log.error("%s: not archived: %s", item.window.path, error)
-                sent.note = (sent.note or f"not archived: {error}")[:300]
-            else:
-                sent.archived = True
+            except TooLarge as error:
+                log.error("%s", error)
+                self._progress.note(item.folder, item.key, Sent("dead", note=str(error)))
+                return result
+            except DeliveryError as error:  # keys, rights, buckets: somebody can put it right, and nothing is lost
+                item.sent = sent
+                return Result("retry", f"not archived: {error}", error.retry_after_s)
+            sent.archived = True
             self._progress.note(item.folder, item.key, sent)
-            if sent.archived and self._settings.archiver is not None and self._settings.archiver.deleteAfterUpload:
+            if self._settings.archiver is not None and self._settings.archiver.deleteAfterUpload:
                 self._delete(item)
         return result
 
