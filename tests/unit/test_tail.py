@@ -168,6 +168,30 @@ def test_every_step_of_a_window_from_being_written_to_being_exported(session: Pa
     assert not list(rig.tailer.ledger)
 
 
+def test_beside_our_own_writer(logs: Path) -> None:
+    """It rotates, compresses in its thread and exports while it is followed; killed on the way as well."""
+    from gpuflight.events.format.writer import SessionWriter
+
+    rig = Rig(logs, gone_wait_s=1e6)
+    with SessionWriter(str(logs), SESSION, rotate_bytes=3000) as writer:
+        for number in range(600):
+            writer.event("nvtx_marker_event", {"n": number, "pad": "p" * (number % 90)})
+            if number % 7 == 0:
+                writer.flush(sync=False)
+                rig.take(rig.poll())
+            if number % 97 == 0:
+                rig.kill()
+    rig.drain()
+    written: list[bytes] = []
+    for path in (logs / SESSION).glob("*.log.gz"):
+        written += gzip.decompress(path.read_bytes()).splitlines()
+    assert len(written) == 600
+    assert rig.store.lines == dict.fromkeys(written, 1)
+    # an inode is used again, as a rule, when a window was compressed: seen by the first line
+    assert {entry.reason for entry in rig.tailer.ledger} <= {"file_rewritten"}
+    assert rig.tailer.sessions()[0].writer == "gone" and rig.tailer.sessions()[0].caught_up
+
+
 def test_copytruncate_takes_what_is_left_from_the_copy(logs: Path) -> None:
     active = put(logs / "app.device.log", lines(1, 2))
     rig = Rig(logs)
@@ -203,6 +227,20 @@ def test_two_different_windows_of_one_number_are_both_read(session: Path) -> Non
     put(session / ".tmp" / "device.1.log", lines(2))
     rig = Rig(session.parent)
     assert sorted(rig.drain()) == texts(1, 2)
+
+
+def test_a_compressed_file_that_grows_slowly_is_not_given_up(session: Path) -> None:
+    packed = gzip.compress(lines(*range(1, 200)), 9)
+    path = put(session / "device.1.log.gz", b"")
+    rig = Rig(session.parent, settle_s=15)
+    for end in range(0, len(packed) - 1, 40):
+        path.write_bytes(packed[:end])
+        rig.take(rig.poll())
+        rig.take(rig.poll())
+    assert not list(rig.tailer.ledger)
+    path.write_bytes(packed)
+    rig.drain()
+    assert rig.sink == texts(*range(1, 200)) and not list(rig.tailer.ledger)
 
 
 @pytest.mark.parametrize("keep", [30, -9, 0])
@@ -353,8 +391,8 @@ def test_idle_sessions_cost_few_questions(logs: Path) -> None:
     disk.looks = disk.listings = 0
     for _ in range(40):
         assert rig.poll(0.25) == []
-    # 10 s, every 10 s: a folder and its .tmp, two plain files; never the 1,900 finished ones
-    assert disk.looks <= 2 * 100 * 4 + 10 and disk.listings == 0
+    # 10 s, every 20 s: a folder and its .tmp, two plain files; never the 1,900 finished ones
+    assert disk.looks <= 100 * 4 + 10 and disk.listings == 0
     rig.tailer._watching.notifier = type(
         "Quiet", (), {"reason": "", "take": lambda self: {}, "close": lambda self: None}
     )()

@@ -264,7 +264,9 @@ def _end(shared: Shared, window: Window, reader: PackedReader) -> Chunk | None:
 def _may_grow(shared: Shared, window: Window, file: File) -> bool:
     """A file that ends early may still be in the making: it is looked at again until it has settled."""
     now_s = shared.monotonic_s()
-    if file.cut_since_s < 0:
+    stamp = shared.disk.look(file.path)
+    if file.cut_since_s < 0 or stamp != file.stamp:
+        file.stamp = stamp
         file.cut_since_s = now_s
     if now_s - file.cut_since_s >= shared.settings.settle_s:
         return False

@@ -26,7 +26,7 @@ class TailSettings(BaseModel):
         default=None, description="trust neither inode nor device numbers; unset: on network file systems only"
     )
     poll_interval_s: float = Field(default=0.25, gt=0, description="files that change are looked at so often (s)")
-    idle_poll_s: float = Field(default=10.0, gt=0, description="idle files at least so often, without notification (s)")
+    idle_poll_s: float = Field(default=20.0, gt=0, description="idle files at least so often, without notification (s)")
     sweep_s: float = Field(default=30.0, gt=0, description="idle files at least so often, with notification (s)")
     chunk_bytes: int = Field(default=1 << 20, ge=64, description="lines handed out together (bytes)")
     poll_bytes: int = Field(default=8 << 20, ge=64, description="handed out by one poll, of all files (bytes)")

@@ -127,6 +127,7 @@ class Stream:
             file.sibling = (unchanged and file.checked) or file.finished
         if not unchanged:
             file.finished = False
+            file.cut_since_s = -1.0
             file.checked = file.checked and self.trusted and not packed
             window.refused = window.refused and stamp.size_bytes >= file.stamp.size_bytes
             window.changed_s = now_s

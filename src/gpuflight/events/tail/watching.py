@@ -50,6 +50,7 @@ class Watching:
         self._note = note
         self._by_folder: dict[str, list[Key]] = {}
         self._by_path: dict[str, Window] = {}
+        self._most_paths = 1000
         self._heap: list[tuple[float, int, Folder | Window | Stream, Window | None]] = []
         self._count = itertools.count()
         self.notifier = self._start_notifier()
@@ -67,6 +68,9 @@ class Watching:
             self.first = False
         self._take_news(now_s)
         self._take_due(now_s)
+        if len(self._by_path) > self._most_paths:  # names that files had once
+            self._by_path = {p: w for p, w in self._by_path.items() if w.raw is not None and w.raw.path == p}
+            self._most_paths = 2 * len(self._by_path) + 1000
 
     def wake_later(self, stream: Stream) -> None:
         """Take over what a stream wants to be woken for."""
@@ -211,7 +215,7 @@ class Watching:
         stamps = folder.stamps
         try:
             listing = list_folder(self._disk, folder, int(self._shared.wall_s() * 1e9))
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             self._is_gone(folder, now_s)
             return
         except OSError as error:
