@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 
 _NOT_LOST = frozenset(("acked_window", "cut_line"))
 """Shipped before; and what a writer's end has cut, of which nobody has the rest."""
+_PAUSE_S = 0.1
+"""Between two tries of what is left, where nothing moves."""
 _QUIET_S = 30.0
 """Without a lock, a session that was not written for so long is over."""
 
@@ -89,7 +91,9 @@ class LineShipper:
         self._totals = totals
         self._flat = flat
         self._closed: dict[str, bool] = {}
+        self._over_since_s: dict[str, float] = {}
         self._pending: list[Pending] = []
+        self._moved = False
         self._sessions: list[SessionProgress] = []
         self._looked_s = float("-inf")
         self._hidden: set[str] = set()
@@ -103,6 +107,7 @@ class LineShipper:
                 channels=channels,
                 begin="end" if settings.ignorePreexisting else "beginning",
                 hole_wait_s=settings.settleSeconds,
+                settle_s=settings.settleSeconds,
                 poll_bytes=4 << 20,
                 max_uncommitted_bytes=16 << 20,
                 max_uncommitted_bytes_per_channel=4 << 20,
@@ -131,6 +136,8 @@ class LineShipper:
             time.sleep(min(pause_s, timeout_s))
         elif not self._pending:
             self._tailer.wait(timeout_s)
+        elif not self._moved:
+            time.sleep(min(_PAUSE_S, timeout_s))
 
     def turn(self) -> None:
         """Send what is new, close what is over."""
@@ -139,7 +146,9 @@ class LineShipper:
         for one in new:
             self._goes_on(one.chunk.folder)
         if self._pending and self._gate.closed_for_s() == 0:
+            delivered_at = self._totals.delivered_at
             self._sink.deliver(self._pending)
+            self._moved = self._totals.delivered_at != delivered_at
             for one in self._pending:
                 if one.done:
                     if one.rejected:
@@ -215,7 +224,10 @@ class LineShipper:
 
     def _close_if_over(self, session: SessionProgress) -> None:
         path = session.path
-        if self._closed.get(path) or not session.caught_up:
+        if self._closed.get(path):
+            return
+        if not session.caught_up:
+            self._over_since_s.pop(path, None)
             return
         state = self._progress.session(path)[0]
         if state:  # closed before a restart
@@ -225,6 +237,11 @@ class LineShipper:
         writer = owner(path)
         wait_s = self._settings.settleSeconds if writer == "gone" else self._quiet_s(session)
         if writer == "alive" or session.quiet_s < wait_s:
+            self._over_since_s.pop(path, None)
+            return
+        # Longer than the tailer waits for holes to be filled and for cut files to grow: what is lost is noted by then.
+        now_s = time.monotonic()
+        if now_s - self._over_since_s.setdefault(path, now_s) < self._settings.settleSeconds * 1.5:
             return
         if not self._archived(session):
             return
@@ -240,10 +257,13 @@ class LineShipper:
         except OSError as error:
             log.warning("%s: how it ended cannot be written there: %s", path, error.strerror)
         self._closed[path] = True
+        self._over_since_s.pop(path, None)
         self._totals.session(path, reason)
 
     def _why_not_whole(self, path: str) -> str:
-        reasons = [sent.note for sent in self._progress.windows(path).values() if sent.note]
+        reasons = [
+            sent.note for sent in self._progress.windows(path).values() if sent.note and not _filled(path, sent.note)
+        ]
         more = f"; and {len(reasons) - 10} more" if len(reasons) > 10 else ""
         return "; ".join(reasons[:10]) + more
 
@@ -280,6 +300,14 @@ class LineShipper:
                 except OSError as error:
                     log.warning("%s: %s", window.path, error.strerror)
         return True
+
+
+def _filled(path: str, note: str) -> bool:
+    """Whether a hole that was noted is none any more: its window has come late, and was read."""
+    name, _, text = note.partition(": ")
+    return text == REASONS["missing_window"][1] and any(
+        os.path.exists(f"{path}/{name}.log{suffix}") for suffix in ("", ".gz")
+    )
 
 
 def _is_flat(name: str) -> bool:
