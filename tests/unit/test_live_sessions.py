@@ -311,3 +311,25 @@ def test_line_of_nobody(folder: Path) -> None:
     put(folder, "p.device.0.log", line("shutdown", "", ts_ns=START_NS), "")
     rig = Rig(folder)
     assert rig.round() == {} and rig.reading.lost == 1
+
+
+def test_where_the_time_runs_out_all_have_their_turn(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Summing up takes 0.4 s a session here: three in a round. Who waits is told, with the sums that he had."""
+    for number in range(7):
+        put(folder, "device.log", start(f"s{number}"), f"s{number}")
+    rig = Rig(folder)
+    summary = live_module.Activity.summary
+
+    def slow(self: Any, **most: int) -> Summary:
+        rig.clock.pass_s(0.4)
+        return summary(self, **most)
+
+    monkeypatch.setattr(live_module.Activity, "summary", slow)
+    assert len(rig.round()) == 3 and rig.reading.waiting == 4
+    assert len(rig.round()) == 6 and rig.reading.waiting == 1
+    assert len(rig.round()) == 7 and rig.reading.waiting == 0
+    for number in range(7):
+        put(folder, "device.log", kernels([[0, 1, 7, 5, 1]], session=f"s{number}"), f"s{number}")
+    assert [session.launches for session in rig.round().values()].count(1) == 3
+    rig.round()
+    assert [session.launches for session in rig.round().values()] == [1] * 7

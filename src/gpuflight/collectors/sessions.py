@@ -228,6 +228,12 @@ class Sessions(Collector):
             self.lose("lines and windows of session logs", reading.lost)
         if reading.dropped:
             self.lose("sessions beyond collectors.sessions.max_sessions", reading.dropped)
+        if reading.waiting:
+            self.note(
+                "sums of sessions are of an earlier round: there are too many that write",
+                "raise interval_s, or name fewer folders in collectors.sessions.folders",
+                reading.waiting,
+            )
         if not_detailed:
             self.note(
                 "sessions are shown without kernels, streams and scopes",

@@ -20,6 +20,7 @@ from gpuflight.events.tail import Chunk, Tailer, TailSettings
 from gpuflight.events.tail.recent import RecentDisk
 
 _LONGEST_READ_S = 2.0
+_LONGEST_SUM_S = 1.0
 _FOLDERS_LOOKED_FOR_ROUNDS = 12
 _OWNERS_ASKED_ROUNDS = 6
 _FORGOTTEN = 10_000
@@ -29,6 +30,7 @@ class _Session(msgspec.Struct):
     activity: Activity
     summary: Summary
     changed: bool = True
+    told: bool = False
 
 
 class LiveSessions:
@@ -86,7 +88,7 @@ class LiveSessions:
         reading.dropped = self._drop_the_quiet()
         reading.lag_bytes = self._say_what_is_behind(drained)
         self._ask_for_owners()
-        reading.sessions = [self._summary(session) for session in self._sessions.values()]
+        self._sum_up(reading)
         return reading
 
     def forget(self, session_id: str) -> None:
@@ -161,19 +163,27 @@ class LiveSessions:
         self._sessions[batch.session_id] = session
         return session
 
-    def _summary(self, session: _Session) -> Summary:
-        """The very object of the last round if nothing came."""
-        if session.changed:
-            settings, before = self.settings, session.summary
-            session.changed = False
-            session.summary = session.activity.summary(
-                most_kernels=settings.kernels_per_session,
-                most_scopes=settings.scopes_per_session,
-                most_streams=settings.streams_per_session,
-            )
-            session.summary.lag_bytes, session.summary.writer = before.lag_bytes, before.writer
-            session.summary.read_ns = int(self._wall_s() * 1e9)
-        return session.summary
+    def _sum_up(self, reading: Reading) -> None:
+        """The summaries: the very objects of the last round where nothing came. Where the time runs out those who wrote
+        last wait, and are among the first in the next round."""
+        settings = self.settings
+        until_s, now_ns = self._monotonic_s() + _LONGEST_SUM_S, int(self._wall_s() * 1e9)
+        for session in self._sessions.values():
+            before = session.summary
+            if session.changed and self._monotonic_s() < until_s:
+                session.changed, session.told = False, True
+                session.summary = session.activity.summary(
+                    most_kernels=settings.kernels_per_session,
+                    most_scopes=settings.scopes_per_session,
+                    most_streams=settings.streams_per_session,
+                )
+                session.summary.lag_bytes, session.summary.writer = before.lag_bytes, before.writer
+                session.summary.read_ns = now_ns
+            elif session.changed:
+                reading.waiting += 1
+                session.summary = msgspec.structs.replace(before, read_ns=now_ns)
+            if session.told:
+                reading.sessions.append(session.summary)
 
     def _newly_lost(self) -> int:
         """What the tailers, and lines without a session, lost since the last time."""

@@ -30,7 +30,8 @@ class LiveSettings(BaseModel):
 
 class Reading(msgspec.Struct):
     """What is known after a round. ``lost``: windows and lines lost since the last one, that belong to no session.
-    ``hidden``: sessions that are there and too old; ``dropped``: that were more than ``max_sessions``."""
+    ``hidden``: sessions that are there and too old; ``dropped``: that were more than ``max_sessions``;
+    ``waiting``: that are read, but there was no time to sum them up."""
 
     sessions: list[Summary] = msgspec.field(default_factory=list)
     folders: list[str] = msgspec.field(default_factory=list)
@@ -38,3 +39,4 @@ class Reading(msgspec.Struct):
     lost: int = 0
     hidden: int = 0
     dropped: int = 0
+    waiting: int = 0
