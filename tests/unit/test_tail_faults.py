@@ -261,6 +261,17 @@ def test_l12_files_that_begin_alike_are_told_apart_or_it_is_said(flat: Path, net
     assert sum(rig.store.lines.values()) == 7
 
 
+@pytest.mark.parametrize("count", [1, 40_000])
+def test_l12_a_compressed_file_that_only_begins_like_a_window_is_another(flat: Path, count: int) -> None:
+    """Also where the difference comes late: it is seen when reading gets to where the window was read to."""
+    active = put(flat / "app.device.log", lines(7, *range(10_000, 10_000 + count)))
+    rig = Rig(flat)
+    rig.drain()
+    active.unlink()
+    pack(flat / "app.device.1.log.gz", lines(7, *range(90_000, 90_000 + count), 9))
+    assert rig.drain() == texts(7, *range(90_000, 90_000 + count), 9)
+
+
 @pytest.mark.parametrize("packed", [False, True])
 @pytest.mark.parametrize("limit", [1000, 3 << 20])
 def test_l16_a_line_above_the_limit_costs_itself_only(flat: Path, limit: int, packed: bool) -> None:
