@@ -162,6 +162,15 @@ def test_rejected_lines_are_kept_and_told(logs: Path, state: Path) -> None:
     assert entry["reason"] == "dictionary_update unknown"
 
 
+def test_long_lists_of_rejected_lines_are_read(logs: Path, state: Path) -> None:
+    errors = [{"line": 1, "type": "kernel_event_batch", "reason": "x" * 290}] * 1000
+    body = json.dumps({"accepted": 0, "rejected": 1000, "errors": errors, "window_acknowledged": True}).encode()
+    with Receiver(answering(Answer(200, body=body), then=Store())) as receiver:
+        assert ship(logs, receiver, state) == 1
+    assert "1000 lines rejected" in reason(logs)
+    assert len(list((logs / CLEAN_ID).glob(".gpufl-window-ack.*"))) == 19
+
+
 def test_timeouts_are_tried_again(logs: Path, state: Path) -> None:
     store = Store()
     with Receiver(answering(Answer(hang=True), Answer(drip=True), then=store)) as receiver:
@@ -315,6 +324,28 @@ def test_a_window_without_its_identity_is_sent_without(tmp_path: Path, state: Pa
         assert ship(logs, receiver, state) == 0
     assert len(store.windows) == 17
     assert sorted(store.lines) == lines_of(logs)
+
+
+def test_a_damaged_window_without_its_identity_is_seen_to_be_damaged(logs: Path, state: Path) -> None:
+    (logs / CLEAN_ID / ".gpufl-window.device.3.json").unlink()
+    payload = logs / CLEAN_ID / "device.3.log.gz"
+    first = gzip.decompress(payload.read_bytes()).split(b"\n")[0]
+    payload.write_bytes(payload.read_bytes()[:-100])
+    store = Store()
+    with Receiver(store) as receiver:
+        assert ship(logs, receiver, state) == 1
+    assert "payload_damaged:device.3.log.gz" in reason(logs)
+    assert first in store.lines
+    assert store.completed == []
+
+
+def test_a_receiver_that_could_not_read_all_of_a_window(logs: Path, state: Path) -> None:
+    """It has taken what there was: no acknowledgement, and not uploaded."""
+    store = Store()
+    with Receiver(answering(Answer(200, body=b'{"window_acknowledged":false}'), then=store)) as receiver:
+        assert ship(logs, receiver, state) == 1
+    assert "not whole, says the receiver" in reason(logs)
+    assert len(list((logs / CLEAN_ID).glob(".gpufl-window-ack.*"))) == 18
 
 
 def test_the_plain_file_of_a_window_is_no_other_window(logs: Path, state: Path) -> None:

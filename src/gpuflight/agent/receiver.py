@@ -19,6 +19,8 @@ from gpuflight.subscribers.http_post import retry_after_s
 from gpuflight.subscribers.netguard import ANYTHING, Refused, split_url
 
 _REJECTED_KEPT = 1000
+_ANSWER_MAX_BYTES = 4 << 20
+"""An answer lists the lines that were rejected."""
 
 
 class Verdict(Enum):
@@ -43,12 +45,13 @@ class Rejected(msgspec.Struct):
 
 
 class Outcome(msgspec.Struct):
-    """``acknowledged``: the receiver says that it has the window for good."""
+    """``acknowledged``: the receiver says that it has the window for good. ``damaged``: that it could not read all."""
 
     verdict: Verdict
     text: str = ""
     status: int = 0
     acknowledged: bool = False
+    damaged: bool = False
     rejected: int = 0
     lines: list[Rejected] = []
     retry_after_s: float | None = None
@@ -68,7 +71,13 @@ class Receiver:
             except (OSError, ssl.SSLError) as error:
                 raise DeliveryError(f"{publisher.tlsCaFile}: {error}", retryable=False) from error
         try:
-            self._client = Client(self._target, ANYTHING, context, connect_timeout_s=publisher.timeoutSeconds)
+            self._client = Client(
+                self._target,
+                ANYTHING,
+                context,
+                connect_timeout_s=publisher.timeoutSeconds,
+                answer_max_bytes=_ANSWER_MAX_BYTES,
+            )
         except ImportError as error:
             raise MissingExtra(error.name or "httpcore", "server", "the agent's http") from error
         default_port = 443 if self._target.scheme == "https" else 80
@@ -167,7 +176,10 @@ def judge(answer: Answer) -> Outcome:
         if "text/html" in answer.headers.get("content-type", ""):
             return Outcome(Verdict.WAIT, f"the answer is a web page, not a receiver's ({words[:80]})")
         count, lines = _rejected(said)
-        return Outcome(Verdict.DELIVERED, words, acknowledged=acknowledged, rejected=count, lines=lines)
+        damaged = said.get("window_acknowledged") is False or bool(said.get("damaged"))
+        return Outcome(
+            Verdict.DELIVERED, words, acknowledged=acknowledged, damaged=damaged, rejected=count, lines=lines
+        )
     if status in (402, 409) and acknowledged:
         return Outcome(Verdict.DELIVERED, words, acknowledged=True)
     pause_s = retry_after_s(answer.headers.get("retry-after", ""))

@@ -119,7 +119,8 @@ class WindowSender:
         return self._send_lines(receiver, item, damage)
 
     def _arrived(self, item: Item, outcome: Outcome, size_bytes: int) -> tuple[Sent, Result]:
-        sent = Sent("sent", note=_note(outcome.rejected))
+        damaged = "not whole, says the receiver" if outcome.damaged else ""
+        sent = Sent("sent", note="; ".join(part for part in (damaged, _note(outcome.rejected)) if part))
         if outcome.rejected:
             self._keep_rejected(item, outcome)
             self._progress.note(item.folder, item.key, sent)
@@ -217,9 +218,9 @@ class WindowSender:
 
 
 def _differs(item: Item, body: bytes) -> str:
-    """Why a window is not what its identity says; empty if it is, or has none."""
+    """Why a window is not what its identity says, or, without one, not whole; empty if it is."""
     if item.sidecar is None:
-        return ""
+        return f"payload_damaged:{item.window.name}" if is_damaged(item.window.path) else ""
     if len(body) != item.sidecar.payload_bytes or zlib.crc32(body) != item.sidecar.payload_crc32:
         return f"payload_checksum_mismatch:{item.window.name}"
     return ""

@@ -32,7 +32,8 @@ class Answer:
 class Client:
     """One receiver. Used by one thread at a time. Raises ImportError without httpcore.
 
-    ``connect_timeout_s``: time to connect to one address, within the deadline of the call.
+    ``connect_timeout_s``: time to connect to one address, within the deadline of the call. ``answer_max_bytes``: what
+    is read of an answer.
     """
 
     def __init__(
@@ -42,10 +43,12 @@ class Client:
         ssl_context: ssl.SSLContext | None = None,
         *,
         connect_timeout_s: float | None = None,
+        answer_max_bytes: int = RESPONSE_MAX_BYTES,
     ) -> None:
         import httpcore
 
         self._target = target
+        self._answer_max_bytes = answer_max_bytes
         self._deadline = _Deadline()
         self._pool = httpcore.ConnectionPool(
             ssl_context=ssl_context,
@@ -75,10 +78,10 @@ class Client:
             found = bytearray()
             for chunk in response.iter_stream():
                 found += chunk
-                if len(found) > RESPONSE_MAX_BYTES:
+                if len(found) > self._answer_max_bytes:
                     break  # leaving the block closes the connection
             known = {key.decode("latin-1").lower(): value.decode("latin-1") for key, value in response.headers}
-            return Answer(response.status, known, bytes(found[:RESPONSE_MAX_BYTES]))
+            return Answer(response.status, known, bytes(found[: self._answer_max_bytes]))
 
     def close(self) -> None:
         """Close the connection."""
