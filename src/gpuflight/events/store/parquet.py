@@ -29,6 +29,7 @@ _BIG_ROWS = 1_000_000
 
 _MERGED_ROWS = 4_000_000
 _IDLE_NS = 300 * 10**9
+_GROUPS_AT_ONCE = 64
 _SNAPSHOT_AFTER = 256
 
 
@@ -83,16 +84,16 @@ class ParquetStore(EventStore):
         tables: dict[str, list[FileEntry]] = {}
         for entry in self.records.fleet.state.files_of(session_id):
             tables.setdefault(entry.table, []).append(entry)
+        groups = [group for files in tables.values() for group in to_merge(files, over=over, home=home)]
         merged = 0
-        settled = over
-        for files in tables.values():
-            for chosen in to_merge(files, over=over, home=home):
-                if self._stopping.is_set():
-                    return merged
-                done = self.records.merge(chosen)
-                merged += done
-                settled = settled and done
-        if settled:
+        for start in range(0, len(groups), _GROUPS_AT_ONCE):
+            if self._stopping.is_set():
+                return merged
+            some = groups[start : start + _GROUPS_AT_ONCE]
+            done = self.records.merge(session_id, some)
+            merged += done
+            over = over and done == len(some)
+        if over:
             self.records.fleet.unsettled.discard(session_id)
         return merged
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -28,6 +29,14 @@ from gpuflight.events.tables import TABLES
 _READ_TRIES = 20
 
 
+class _Job(NamedTuple):
+    """A file to be made: ``write(path)`` gives its rows and bytes."""
+
+    session_id: str
+    table: str
+    write: Callable[[str], tuple[int, int]]
+
+
 class ParquetRecords(Records):
     """Records under ``root``, a folder that hosts may share. ``wall_ns``: the time of commits.
 
@@ -43,7 +52,7 @@ class ParquetRecords(Records):
         self._number_of = lambda session_id: self.catalogue.number(session_id, self._wall_ns())
         self._log = self.fleet.log
         self._merges = 0
-        self._pool = ThreadPoolExecutor(8, thread_name_prefix="gpuflight-events-sync")
+        self._pool = ThreadPoolExecutor(4, thread_name_prefix="gpuflight-events-sync")
 
     # --- writing ---------------------------------------------------------------------------------------------------
 
@@ -74,7 +83,7 @@ class ParquetRecords(Records):
                 self._log.append(commit, self.fleet.state.seen)
             except BaseException as error:
                 self._undo(noted, pending, made)
-                if error.__class__.__module__ == "_duckdb" or isinstance(error, OSError):
+                if _of_duckdb(error) or isinstance(error, OSError):
                     raise InputError(f"{self.path}: {str(error).splitlines()[0]}") from error
                 raise
             self.fleet.take_in(commit)
@@ -104,60 +113,50 @@ class ParquetRecords(Records):
             return
         for number, wire_type, batch_id, _ in noted:
             self._known(number).pop((wire_type, batch_id), None)
-        for entry in made:
-            unlink_quietly(self._log.tmp_path(self._log.writer, entry.path))
+        self._drop(made)
 
     def _write_files(self, fresh: list[tuple[int, Batch]], commit: Commit, made: list[FileEntry]) -> None:
         """A file for each session and table, safe on disk but not in its place yet."""
-        self.fleet.order = max(self.fleet.order + 1, self._wall_ns())
+        order = max(self.fleet.order + 1, self._wall_ns())
+        jobs: list[_Job] = []
         for table, group in _by_table(fresh).items():
             by_session: dict[int, list[Batch]] = {}
             for number, batch in group:
                 if batch.count:
                     by_session.setdefault(number, []).append(batch)
             for number, batches in by_session.items():
-                self._make(
-                    commit,
-                    made,
-                    self.catalogue.id_of(number),
-                    table,
-                    lambda path, sid, t=table, b=batches: self.fleet.files.write(path, sid, t, b, self.fleet.order),  # type: ignore[misc]
+                session_id = self.catalogue.id_of(number)
+                write = partial(
+                    self.fleet.files.write, session_id=session_id, table=table, batches=batches, order=order
                 )
-                self.fleet.order += sum(batch.count for batch in batches)
+                jobs.append(_Job(session_id, table, write))
+                order += sum(batch.count for batch in batches)
         extras: dict[int, list[tuple[str, int | None, str]]] = {}
         for number, batch in fresh:
             if batch.extra:
                 text = msgspec.json.encode(batch.extra).decode()
                 extras.setdefault(number, []).append((batch.wire_type, batch.batch_id, text))
         for number, rows in extras.items():
-            self._make(
-                commit,
-                made,
-                self.catalogue.id_of(number),
-                EXTRA,
-                lambda path, sid, r=rows: self.fleet.files.write_extra(path, sid, r),  # type: ignore[misc]
-            )
-        commit.order = self.fleet.order
-        self._sync(made)
+            session_id = self.catalogue.id_of(number)
+            write = partial(self.fleet.files.write_extra, session_id=session_id, rows=rows)
+            jobs.append(_Job(session_id, EXTRA, write))
+        commit.order = order
+        homes = {job.session_id: self._home(job.session_id, commit) for job in jobs}
+        self._do(jobs, homes, f"{self._log.seq + 1:08d}", made)
         commit.added = made
 
-    def _make(
-        self,
-        commit: Commit,
-        made: list[FileEntry],
-        session_id: str,
-        table: str,
-        write: Callable[[str, str], tuple[int, int]],
-    ) -> None:
-        name = f"part-{self._log.writer}-{self._log.seq + 1:08d}-{len(made):04d}.parquet"
-        path = f"{self._home(session_id, commit)}/type={table}/{name}"
-        made.append(FileEntry(path, session_id, table, 0, 0))  # in case that half of it is written
-        rows, size_bytes = write(self._log.tmp_path(self._log.writer, path), session_id)
-        made[-1] = FileEntry(path, session_id, table, rows, size_bytes)
-
-    def _sync(self, made: list[FileEntry]) -> None:
-        """Make the files safe where they are, and the folders that they go to."""
-        list(self._pool.map(_sync_file, [self._log.tmp_path(self._log.writer, entry.path) for entry in made]))
+    def _do(self, jobs: Sequence[_Job], homes: dict[str, str], name: str, made: list[FileEntry]) -> None:
+        """Write files, make them safe where they are, and make the folders that they go to. ``made`` gets them, also
+        those of which only half may be there, if this raises."""
+        for number, job in enumerate(jobs):
+            path = f"{homes[job.session_id]}/type={job.table}/part-{self._log.writer}-{name}-{number:04d}.parquet"
+            made.append(FileEntry(path, job.session_id, job.table, 0, 0))
+        paths = [self._log.tmp_path(self._log.writer, entry.path) for entry in made]
+        futures = [self._pool.submit(_write_synced, job, path) for job, path in zip(jobs, paths, strict=True)]
+        wait(futures)  # all of them, whatever became of one
+        for number, future in enumerate(futures):
+            rows, size_bytes = future.result()
+            made[number] = FileEntry(made[number].path, made[number].session_id, made[number].table, rows, size_bytes)
         if made:
             sync_folder(self._log.tmp)
         for folder in {os.path.dirname(entry.path) for entry in made}:
@@ -250,37 +249,45 @@ class ParquetRecords(Records):
             except OSError as error:
                 raise InputError(f"{self.path}: {error}") from error
 
-    def merge(self, entries: Sequence[FileEntry]) -> bool:
-        """Make one file of several of a session and table; False if one of them is gone meanwhile."""
-        session_id, table = entries[0].session_id, entries[0].table
+    def merge(self, session_id: str, groups: Sequence[Sequence[FileEntry]]) -> int:
+        """Make one file of each of some groups of a session's files, each of one table; how many were made: none, if
+        one of them is gone meanwhile."""
         with self.fleet.lock:
             self._merges += 1
-            name = f"part-{self._log.writer}-m{self._merges:08d}.parquet"
-        path = f"{self.fleet.best_home(session_id)}/type={table}/{name}"
-        merged = FileEntry(path, session_id, table, 0, 0)
-        made = self._log.tmp_path(self._log.writer, path)
+            name = f"m{self._merges:08d}"
+        home = self.fleet.best_home(session_id)
+        made: list[FileEntry] = []
+        old = [entry for group in groups for entry in group]
+        sources = [self.fleet.path(entry) for entry in old]
+        jobs = []
+        for group in groups:
+            table, paths = group[0].table, [self.fleet.path(entry) for entry in group]
+            merge = partial(self.fleet.files.merge, session_id=session_id, table=table, paths=paths)
+            jobs.append(_Job(session_id, table, merge))
         try:
-            paths = [self.fleet.path(entry) for entry in entries]
-            rows, size_bytes = self.fleet.files.merge(made, session_id, table, paths)
-            merged = FileEntry(path, session_id, table, rows, size_bytes)
-            self._sync([merged])
+            self._do(jobs, {session_id: home}, name, made)
             with self.fleet.lock, self._log.locks.held([bucket_of(session_id)]):
                 self.fleet.refresh()
-                there = {entry.path for entry in self.fleet.state.files_of(session_id, table)}
-                if not there.issuperset(entry.path for entry in entries):
-                    unlink_quietly(made)
-                    return False
-                homes = {session_id: self.fleet.best_home(session_id)}
-                self.fleet.append(Commit(time_ns=self._wall_ns(), homes=homes, added=[merged], removed=list(entries)))
+                there = {entry.path for entry in self.fleet.state.files_of(session_id)}
+                if not there.issuperset(entry.path for entry in old):
+                    self._drop(made)
+                    return 0
+                homes = {session_id: home}
+                self.fleet.append(Commit(time_ns=self._wall_ns(), homes=homes, added=made, removed=old))
         except BaseException as error:
-            if not self._log.broken:
-                unlink_quietly(made)
-            if error.__class__.__module__ == "_duckdb":
-                if not all(map(os.path.exists, paths)):
-                    return False
+            self._drop(made)
+            if _of_duckdb(error):
+                if not all(map(os.path.exists, sources)):
+                    return 0
                 raise InputError(f"{self.path}: {str(error).splitlines()[0]}") from error
             raise
-        return True
+        return len(made)
+
+    def _drop(self, made: list[FileEntry]) -> None:
+        """Delete files that no commit names."""
+        if not self._log.broken:
+            for entry in made:
+                unlink_quietly(self._log.tmp_path(self._log.writer, entry.path))
 
     def close(self) -> None:
         """Give everything back."""
@@ -300,9 +307,18 @@ def _buckets(parts: Sequence[Part]) -> set[int]:
     return found
 
 
-def _sync_file(path: str) -> None:
+def _write_synced(job: _Job, path: str) -> tuple[int, int]:
+    """Rows and bytes of a file that is made, and safe."""
+    done = job.write(path)
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+    return done
+
+
+def _of_duckdb(error: BaseException) -> bool:
+    import duckdb
+
+    return isinstance(error, duckdb.Error)
