@@ -10,6 +10,8 @@ import contextlib
 import itertools
 import os
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import schemathesis
@@ -18,6 +20,10 @@ from hypothesis import strategies as st
 from hypothesis.errors import Unsatisfiable
 from schemathesis.checks import CHECKS
 from tests.unit.server_fixture import LOST, ONE, TWO, Served, small
+
+from gpuflight.server.events.samples import SESSION, lines_of
+from gpuflight.server.events.service import EventService
+from gpuflight.server.events.settings import EventsSettings
 
 REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "10000"))
 VARIANTS = 4
@@ -28,6 +34,9 @@ _LEFT_OUT = {
     "POST /api/v1/tokens": "closes the door for all that follows",
     "POST /api/v1/control/trigger": "may wait as long as it is told to",
     "POST /control/trigger": "may wait for a round",
+    "POST /api/v1/api-keys": "as that of tokens",
+    "POST /api/v1/auth/api-keys": "as that of tokens",
+    "POST /api/v1/auth/login": "too many wrong passwords, and nobody is let in any more",
 }
 _CHECKED = (
     "not_a_server_error", "status_code_conformance", "content_type_conformance", "response_headers_conformance",
@@ -36,14 +45,15 @@ _CHECKED = (
 _KNOWN = (
     "recent", "process_tree", ONE.id, TWO.id, LOST.id, f"Own({ONE.id}->{TWO.id})", "gpu:0", "pid:1", "1", "2",
     "Process", "html", "json", "text", "default", "-1", "cpu_pct>=1", "name=init", "collectors", "1,2", "0",
-    "x", "\x00",
+    "x", "\x00", SESSION,
 )  # fmt: skip
 _HEADERS = (
     {}, {"Accept": "application/msgpack"}, {"Accept": "application/x-ndjson"}, {"Accept": "text/plain"},
     {"Accept": "image/png"}, {"Accept": ";;,"}, {"Accept-Encoding": "zstd;q=0.1,gzip"}, {"Accept-Encoding": "x"},
     {"If-None-Match": "*"}, {"If-None-Match": 'W/"x'}, {"Range": "bytes=0-1"}, {"Expect": "100-continue"},
     {"Origin": "http://127.0.0.1"}, {"Transfer-Encoding": "x"}, {"X-HTTP-Method-Override": "DELETE"},
-    {"Content-Type": "text/xml"}, {"Last-Event-ID": "1-x"}, {"Content-Length": "x"},
+    {"Content-Type": "text/xml"}, {"X-GpuFlight-Session-Id": "s"}, {"X-GpuFlight-Window-CRC32": "1"},
+    {"Content-Encoding": "gzip"}, {"Last-Event-ID": "1-x"}, {"Content-Length": "x"},
 )  # fmt: skip
 
 
@@ -58,6 +68,20 @@ def _from_loopback(served: Served) -> Any:
         await app(scope, receive, send)
 
     return asked
+
+
+@schemathesis.serializer("application/x-ndjson")
+def _lines(_: Any, value: Any) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode("utf-8", "surrogatepass")
+
+
+@contextlib.contextmanager
+def _with_events(folder: Path) -> Iterator[Served]:
+    events = EventService(EventsSettings(), str(folder))
+    with small(events) as served:
+        served.client.post("/api/v1/events/stream", content=lines_of(SESSION))
+        yield served
+    assert events.stop(10)
 
 
 class Fuzzer:
@@ -77,6 +101,8 @@ class Fuzzer:
             served.round()
         if not served.subscribers.status():  # after delete
             served.subscribers.create({"type": "memory", "name": "recent"})
+        if served.state.events.store.session(SESSION) is None:  # after delete
+            served.client.post("/api/v1/events/stream", content=lines_of(SESSION))
         while served.controller.references_count > 1:
             served.controller.stop()
         self.count += 1
@@ -124,8 +150,8 @@ def _fuzz(fuzzer: Fuzzer, operation: Any, mode: Any, examples: int) -> None:
     asked()
 
 
-def test_every_answer_is_as_the_document_says() -> None:
-    with small() as served:
+def test_every_answer_is_as_the_document_says(tmp_path: Path) -> None:
+    with _with_events(tmp_path) as served:
         schema = schemathesis.openapi.from_asgi("/api/v1/openapi.json", _from_loopback(served))
         fuzzer = Fuzzer(served)
         operations = [found.ok() for found in schema.get_all_operations()]
