@@ -16,7 +16,7 @@ from gpuflight.events.activity.summary import Summary
 from gpuflight.events.format.writer import SessionWriter
 from gpuflight.events.live import LiveSessions
 from gpuflight.events.reading import LiveSettings, Reading
-from gpuflight.events.tail.disk import Entry, Stamp
+from gpuflight.events.tail.disk import Disk, Entry, Stamp
 from gpuflight.events.tail.recent import RecentDisk
 
 ROUND_S = 5.0
@@ -304,6 +304,27 @@ def test_paths_of_a_tree_of_fixtures(tmp_path: Path) -> None:
     live = LiveSessions(["/var/gpufl/monitor"], LiveSettings(notify=False), root=str(tmp_path))
     assert [session.session_id for session in live.read().sessions] == ["s"]
     live.close()
+
+
+@pytest.mark.parametrize("what", ["open", "entries"])
+def test_what_may_not_be_read_is_counted_until_it_may(folder: Path, monkeypatch: pytest.MonkeyPatch, what: str) -> None:
+    path = put(folder, "device.log", start())
+    closed = [True]
+    real = getattr(Disk, what)
+
+    def ask(self: Disk, asked: str) -> Any:
+        if closed[0] and asked in (str(path), str(path.parent)):
+            raise PermissionError(errno.EACCES, "closed", asked)
+        return real(self, asked)
+
+    monkeypatch.setattr(Disk, what, ask)
+    rig = Rig(folder)
+    rig.round()
+    assert rig.reading.closed == 1
+    closed[0] = False
+    for _ in range(20):
+        found = rig.round(40)
+    assert "s" in found and rig.reading.closed == 0
 
 
 def test_line_of_nobody(folder: Path) -> None:

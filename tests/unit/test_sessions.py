@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -465,6 +466,23 @@ def test_without_folders_it_says_so(tmp_path: Path) -> None:
     outcome = collect(collector, open_world(""), [])
     assert not outcome.ok and "no folder" in outcome.reason and "folders" in outcome.hint
     collector.close()
+
+
+def test_without_folders_nothing_heavy_is_loaded(tmp_path: Path) -> None:
+    """Most hosts have no such logs: they pay for no numpy."""
+    code = f"""
+import sys
+from gpuflight.collectors.sessions import Sessions, SessionsSettings
+from gpuflight.errors import SourceUnavailable
+from gpuflight.sources.open import open_world
+world = open_world()
+world.begin_round(1)
+try:
+    Sessions(SessionsSettings(folders=[{str(tmp_path / "none")!r}])).observe(world)
+except SourceUnavailable:
+    print({{"numpy", "watchfiles", "gpuflight.events.live"}} & sys.modules.keys())
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, check=True).stdout.strip() == b"set()"
 
 
 def test_without_numpy_it_names_the_extra(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

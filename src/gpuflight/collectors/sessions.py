@@ -16,7 +16,7 @@ from gpuflight.collectors.session_processes import OTHER_HOST, SessionProcesses
 from gpuflight.collectors.session_rates import QUIET_S, Pace
 from gpuflight.errors import MissingExtra, SourceUnavailable
 from gpuflight.events.activity.summary import Summary
-from gpuflight.events.reading import LiveSettings, Reading
+from gpuflight.events.reading import LiveSettings, Reading, folders_of
 from gpuflight.graph import Entity, nodes
 
 if TYPE_CHECKING:
@@ -78,10 +78,6 @@ class Sessions(Collector):
     def observe(self, world: World) -> None:
         self._batch = Batch()
         reading = world.session_logs.taped(lambda: self._read(world), Reading)
-        if not reading.folders:
-            raise SourceUnavailable(
-                "no folder with GPU session logs is there", "name them in the setting collectors.sessions.folders"
-            )
         now_s = world.clock.monotonic_s()
         elapsed_s, self._last_s = now_s - self._last_s, now_s
         self._processes.begin(world)
@@ -109,11 +105,16 @@ class Sessions(Collector):
     def _read(self, world: World) -> Reading:
         """Follow the logs. Raises SourceUnavailable where their records cannot be read."""
         if self._live is None:
+            patterns = WELL_KNOWN if self.settings.folders is None else self.settings.folders
+            if not folders_of(patterns, world.session_logs.root):
+                raise SourceUnavailable(
+                    "no folder with GPU session logs is there", "name them in the setting collectors.sessions.folders"
+                )
             from gpuflight.events.live import LiveSessions  # what reads logs is heavy, and most hosts have none
 
             try:
                 self._live = LiveSessions(
-                    WELL_KNOWN if self.settings.folders is None else self.settings.folders,
+                    patterns,
                     self.settings,
                     root=world.session_logs.root,
                     monotonic_s=world.clock.monotonic_s,
@@ -223,6 +224,10 @@ class Sessions(Collector):
                 "session logs are written faster than they are read: what is shown lags behind",
                 "raise collectors.sessions.bytes_per_round",
                 sum(one.summary.lag_bytes > 0 for one in shown) or 1,
+            )
+        if reading.closed:
+            self.note(
+                "folders or files of session logs may not be read", "run as root, or as their owner", reading.closed
             )
         if reading.lost:
             self.lose("lines and windows of session logs", reading.lost)

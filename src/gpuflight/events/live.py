@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import os
 import time
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from gpuflight.events.arrays import numpy
 from gpuflight.events.batch import Batch
 from gpuflight.events.files.sidecars import owner
 from gpuflight.events.format.decoder import Decoder
-from gpuflight.events.reading import LiveSettings, Reading
+from gpuflight.events.reading import LiveSettings, Reading, folders_of
 from gpuflight.events.tail import Chunk, Tailer, TailSettings
 from gpuflight.events.tail.recent import RecentDisk
 
@@ -51,7 +50,7 @@ class LiveSessions:
     ) -> None:
         numpy()
         self.settings = settings or LiveSettings()
-        self._patterns = [root + os.path.abspath(os.path.expanduser(pattern)) for pattern in patterns]
+        self._patterns, self._root = patterns, root
         self._monotonic_s, self._wall_s = monotonic_s, wall_s
         self._make_disk = make_disk or (lambda: RecentDisk(self.settings.recent_s, wall_s, monotonic_s))
         self._tailers: dict[str, tuple[Tailer, RecentDisk]] = {}
@@ -84,6 +83,7 @@ class LiveSessions:
                     tailer.commit(chunk)
                     left -= chunk.end - chunk.start
             reading.hidden += disk.hidden_count
+            reading.closed += disk.closed_count
         reading.lost = self._newly_lost()
         reading.dropped = self._drop_the_quiet()
         reading.lag_bytes = self._say_what_is_behind(drained)
@@ -113,10 +113,8 @@ class LiveSessions:
     def _look_for_folders(self) -> None:
         if self._round % _FOLDERS_LOOKED_FOR_ROUNDS:
             return
-        for pattern in self._patterns:
-            for folder in sorted(glob.glob(pattern)):
-                if folder in self._tailers or not os.path.isdir(folder):
-                    continue
+        for folder in folders_of(self._patterns, self._root):
+            if folder not in self._tailers:
                 settings = TailSettings(
                     notify=self.settings.notify,
                     poll_bytes=min(8 << 20, self.settings.bytes_per_round),

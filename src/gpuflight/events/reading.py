@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import glob
+import os
+from collections.abc import Iterable
+
 import msgspec
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -31,7 +35,8 @@ class LiveSettings(BaseModel):
 class Reading(msgspec.Struct):
     """What is known after a round. ``lost``: windows and lines lost since the last one, that belong to no session.
     ``hidden``: sessions that are there and too old; ``dropped``: that were more than ``max_sessions``;
-    ``waiting``: that are read, but there was no time to sum them up."""
+    ``waiting``: that are read, but there was no time to sum them up. ``closed``: folders and files that may not be
+    read."""
 
     sessions: list[Summary] = msgspec.field(default_factory=list)
     folders: list[str] = msgspec.field(default_factory=list)
@@ -40,3 +45,11 @@ class Reading(msgspec.Struct):
     hidden: int = 0
     dropped: int = 0
     waiting: int = 0
+    closed: int = 0
+
+
+def folders_of(patterns: Iterable[str], root: str = "") -> list[str]:
+    """The folders that are there, of patterns with ``*`` and ``~``; ``root``: before each, of a tree of fixtures."""
+    wanted = (root + os.path.abspath(os.path.expanduser(pattern)) for pattern in patterns)
+    found = (folder for pattern in wanted for folder in sorted(glob.glob(pattern)))
+    return [folder for folder in dict.fromkeys(found) if os.path.isdir(folder)]

@@ -29,6 +29,7 @@ class RecentDisk(Disk):
         self._alive = alive
         self._verdicts: dict[str, tuple[float, bool]] = {}
         self._hidden: dict[str, None] = {}
+        self._closed: set[str] = set()
         self._turns: dict[str, int] = {}  # by folder: how often what is seen of it changed without its own time stamp
 
     @property
@@ -36,8 +37,30 @@ class RecentDisk(Disk):
         """Sessions, or flat logs, that are there and not seen."""
         return len(self._hidden)
 
+    @property
+    def closed_count(self) -> int:
+        """Folders and files that may not be read."""
+        return len(self._closed)
+
+    def open(self, path: str) -> int:
+        try:
+            descriptor = super().open(path)
+        except PermissionError:
+            self._closed.add(path)
+            raise
+        self._closed.discard(path)
+        return descriptor
+
     def entries(self, folder: str) -> list[Entry]:
-        found = super().entries(folder)
+        try:
+            found = super().entries(folder)
+        except PermissionError:
+            self._closed.add(folder)
+            raise
+        except OSError:
+            self._closed.discard(folder)
+            raise
+        self._closed.discard(folder)
         shown = []
         flat: dict[str, list[Entry]] = {}
         for entry in found:
