@@ -192,6 +192,10 @@ def start_events(settings: Settings) -> EventService | None:
     if not wanted.enabled:
         return None
     folder = wanted.folder or os.path.join(settings.server.state_folder or state_folder(), "events")
+    if wanted.kafka is not None:
+        from gpuflight.server.consume.kafka import require
+
+        require()  # who names topics is not served without them
     service = EventService(wanted, folder)
     try:
         service.start()

@@ -68,6 +68,12 @@ def add_metrics(add: Any, figures: Figures, state: dict[str, Any]) -> None:
         written, failed = state["summaries"]
         add("events_summaries_total", "counter", "Summaries of sessions written into MongoDB.", written, None)
         add("events_failed_summaries_total", "counter", "Times that MongoDB did not take them.", failed, None)
+    for topic in state["topics"]:
+        labels = {"topic": topic.topic}
+        add("events_topic_connected", "gauge", "1 while the topic can be read.", int(topic.connected), labels)
+        add("events_topic_messages_total", "counter", "Messages read.", topic.messages, labels)
+        add("events_topic_repeated_total", "counter", "Messages that were stored already.", topic.repeated, labels)
+        add("events_topic_unreadable_total", "counter", "Messages that are no line.", topic.unreadable, labels)
     for table, count in sorted(figures.rows.items()):
         add("events_rows_total", "counter", "Rows stored.", count, {"table": table})
     for reason, count in sorted(figures.losses.items()):

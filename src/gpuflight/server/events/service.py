@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from gpuflight.events.store import EventStore
     from gpuflight.events.store.catalogue import Session
     from gpuflight.server.events.ingest import Ingest
+    from gpuflight.server.events.topics import Topics
 
 log = logging.getLogger(__name__)
 
@@ -64,11 +65,17 @@ class EventService:
         if settings.mongodb.uri is not None:
             self._publisher = SummaryPublisher(settings.mongodb, lambda: self._store)
         self._queries = ThreadPoolExecutor(settings.queries_count, thread_name_prefix="gpuflight-events-query")
+        self.topics: Topics | None = None
 
     def start(self) -> None:
         """Begin to enforce retention. The store is opened when it is needed, or now if there is one. Raises
         MissingExtra."""
         check_packages()
+        if self.settings.kafka is not None:
+            from gpuflight.server.events.topics import make_topics
+
+            self.topics = make_topics(self, self.settings.kafka)
+            self.topics.start()
         self._timer = threading.Thread(target=self._keep_up, name="gpuflight-events-upkeep", daemon=True)
         self._timer.start()
         if self._publisher is not None:
@@ -76,8 +83,10 @@ class EventService:
 
     def stop(self, deadline_s: float) -> bool:
         """Store what is under way, and give the files back; False if that took too long."""
-        self._stopping.set()
         until_s = time.monotonic() + deadline_s
+        if self.topics is not None:
+            self.topics.stop(deadline_s / 2)
+        self._stopping.set()
         with self._lock:
             store, ingest = self._store, self._ingest
         in_time = ingest.close(max(0.1, deadline_s)) if ingest is not None else True
@@ -196,6 +205,7 @@ class EventService:
             "sessions": store.catalogue.count() if store is not None else None,
             "under_way": len(ingest.decoders) if ingest is not None else 0,
             "writes": ingest.writer.writes_count if ingest is not None else 0,
+            "topics": [reader.figures for reader in self.topics.readers] if self.topics is not None else [],
             "failed_writes": ingest.writer.failed_count if ingest is not None else 0,
         }
 

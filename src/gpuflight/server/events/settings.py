@@ -6,7 +6,9 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
+from gpuflight.server.consume.kafka import OURS
 from gpuflight.sources.mongo_client import split_uri
+from gpuflight.subscribers.kafka_settings import KafkaConnection, Value
 
 MIB = 1024 * 1024
 
@@ -53,6 +55,32 @@ class EventSummaries(BaseModel):
         return value
 
 
+class EventsKafka(KafkaConnection):
+    """Topics that agents publish events to, one per channel."""
+
+    topic: str = Field(default="gpu-trace", description="beginning of the topics' names: gpu-trace-device and so on")
+    channels: list[Literal["device", "scope", "system", "sass"]] = Field(
+        default=["device", "scope", "system", "sass"], description="channels whose topics are read"
+    )
+    plain: bool = Field(
+        default=False, description="also read the topic of just that name, which the original's agent writes to"
+    )
+    group: str = Field(
+        default="gpuflight-events",
+        min_length=1,
+        max_length=255,
+        description="consumer group, which shares the partitions",
+    )
+
+    @field_validator("client")
+    @classmethod
+    def _are_not_ours(cls, value: dict[str, Value]) -> dict[str, Value]:
+        for name in value:
+            if name in OURS:
+                raise ValueError(f"{name} is set by gpuflight")
+        return value
+
+
 class EventsSettings(BaseModel):
     """GPU sessions that agents send (docs/events.md). Needs the extra ``events``, else the server runs without."""
 
@@ -66,6 +94,7 @@ class EventsSettings(BaseModel):
         default="duckdb",
         description="`duckdb`: one database of this server; `parquet`: files in a folder that servers may share",
     )
+    kafka: EventsKafka | None = Field(default=None, description="topics to take events from as well; none when null")
     retention: EventRetention = Field(default_factory=EventRetention, description="how long events are kept")
     mongodb: EventSummaries = Field(default_factory=EventSummaries, description="summaries of sessions in MongoDB")
     retention_interval_s: float = Field(
