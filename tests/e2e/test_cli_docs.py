@@ -125,5 +125,6 @@ def test_examples_of_help(command: str, tmp_path: Path, recording: Path) -> None
         return
     if command in ("report", "export", "import"):
         shutil.copytree(ROOT / "tests/data/gpufl/gen/v1.3.0rc1-clean", tmp_path / "logs")
+        shutil.copy(ROOT / "tests/data/imports/torch.pt.trace.json", tmp_path / "trace.pt.trace.json")
     for example in examples:
         shell(example, tmp_path)

@@ -17,6 +17,7 @@ from gpuflight.errors import InputError
 
 if TYPE_CHECKING:
     from gpuflight.events.files import SessionFolder
+    from gpuflight.events.load import Loaded
     from gpuflight.events.store import EventStore
     from gpuflight.events.store.catalogue import Session
 
@@ -46,7 +47,7 @@ class Sessions:
 def add_source_arguments(parser: argparse.ArgumentParser) -> None:
     """``WHAT``, ``--store``, ``--session``."""
     parser.add_argument(
-        "what", metavar="DIR|SESSION", help="a folder with logs, or with --store the id of a session there"
+        "what", metavar="WHAT", help="a folder with logs, a trace of another profiler, or with --store a session's id"
     )
     parser.add_argument("--store", metavar="FOLDER", help="the event store that has the session")
     parser.add_argument(
@@ -87,6 +88,10 @@ def _opened(folder: str) -> Iterator[EventStore]:
 def _of_folder(path: str, wanted: str | None) -> Iterator[Sessions]:
     from gpuflight.events.files import find_sessions
 
+    if os.path.isfile(path):
+        with temporary_store() as store:
+            yield _import(store, path, wanted)
+        return
     if not os.path.isdir(path):
         raise InputError(f"{path}: no such folder (a session of a store: give --store FOLDER)")
     folders = find_sessions(path)
@@ -104,10 +109,25 @@ def _read(store: EventStore, folders: list[SessionFolder], path: str, wanted: st
 
     with ReadProgress(f"reading {clean(path)}", size_of(folders)) as progress:
         loaded = load_folders(store, folders, progress.done)
+    return _chosen(store, loaded, path, wanted)
+
+
+def _import(store: EventStore, path: str, wanted: str | None) -> Sessions:
+    from gpuflight.events.imports import open_import
+    from gpuflight.events.load import load_import
+
+    trace = open_import(path)
+    with ReadProgress(f"reading {clean(path)} ({trace.kind})", os.path.getsize(path)) as progress:
+        loaded = load_import(store, trace, progress.done)
+    return _chosen(store, loaded, path, wanted)
+
+
+def _chosen(store: EventStore, loaded: Loaded, path: str, wanted: str | None) -> Sessions:
+    """The sessions that are wanted, in order of time."""
     ids = [i for i in loaded.sessions if wanted in (None, "all") or i.startswith(wanted or "")]
     if not ids:
         raise InputError(
-            f"{path}: no session {clean(wanted)}" if wanted else f"{path}: the files there have no event of any session"
+            f"{path}: no session {clean(wanted)}" if wanted else f"{path}: there is no event of any session in it"
         )
     found = [session for session in map(store.session, ids) if session is not None]
     found.sort(key=lambda s: (s.start_ns or s.first_event_ns or 0, s.session_id))

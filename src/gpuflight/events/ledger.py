@@ -32,6 +32,7 @@ REASONS: dict[str, tuple[Effect, str]] = {
     "acked_window": ("lost", "window was shipped and deleted by the agent; it is not here"),
     "marked_loss": ("lost", "loss that the writer or agent has noted itself"),
     "resynchronised": ("lost", "rest of a line in whose middle reading was to begin"),
+    "not_imported": ("lost", "event of another profiler that has no table here"),
     "missing_name": ("lost", "id without an entry in the session's dictionary"),
     # kept: the record is there, with a part unknown or raw
     "bad_cell": ("kept", "value that is no number or text of its column's kind; unknown"),

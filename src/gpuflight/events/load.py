@@ -1,4 +1,4 @@
-"""Sessions from log folders into a store."""
+"""Sessions from log folders, and traces of other profilers, into a store."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import msgspec
 
 from gpuflight.events.batch import Batch
 from gpuflight.events.files import SessionFolder, SessionReader
+from gpuflight.events.imports import Import
 from gpuflight.events.ledger import Ledger
 from gpuflight.events.store import EventStore, Source
 
@@ -57,6 +58,25 @@ def load_folders(
         done += _size(file)
         progress(done)
         _finish(store, folder, reader, loaded)
+    return loaded
+
+
+def load_import(store: EventStore, trace: Import, progress: Callable[[int], None] = lambda done_bytes: None) -> Loaded:
+    """Read a file of another profiler (``events.imports``) into a store. What is there of it already, of an import
+    before or one that was cut off, is not stored again."""
+    loaded = Loaded()
+    for number, batches in enumerate(trace):
+        written = store.write(batches, Source(f"import {trace.identity}", number, number + 1))
+        loaded.rows += written.rows
+        for batch in batches:
+            if batch.session_id not in loaded.sources:
+                loaded.sessions.append(batch.session_id)
+                loaded.sources[batch.session_id] = trace.path
+        progress(trace.done_bytes)
+    if loaded.sessions:
+        store.write([], Source(f"losses of {trace.identity}", 0, 1, loaded.sessions[0]), trace.ledger)
+    for session_id in loaded.sessions:
+        store.complete(session_id)
     return loaded
 
 

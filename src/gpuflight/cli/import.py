@@ -1,0 +1,75 @@
+"""``gpuflight import``: traces of other profilers into an event store."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Any
+
+DESCRIPTION = """\
+Take a trace of another profiler into an event store, where it is a session like any other.
+
+FILE is a trace of the PyTorch profiler (Kineto; JSON, may be gzip) or an SQLite export of Nsight Systems
+(`nsys export --type sqlite`). The same file again, or one whose import was cut off, is not stored twice. To look at one
+without a store, `gpuflight report FILE` and `gpuflight export FILE` take it as it is.
+"""
+
+EXAMPLES = (
+    "gpuflight import trace.pt.trace.json --store events",
+    "gpuflight import trace.pt.trace.json --store events --json",
+)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """The options of the command."""
+    parser.add_argument("files", metavar="FILE", nargs="+", help="traces to import")
+    parser.add_argument("--store", metavar="FOLDER", required=True, help="the event store; made if it is not there")
+    parser.add_argument("--json", action="store_true", help="print what was imported as JSON")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Import one file after the other; say of each what came and what could not."""
+    from gpuflight.cli.output import emit_json
+    from gpuflight.events.imports import open_import
+    from gpuflight.events.store import EventStore
+
+    traces = [open_import(path) for path in arguments.files]  # all of them are looked at before one is stored
+    store = EventStore(arguments.store)
+    try:
+        imported = [_one(store, trace) for trace in traces]
+    finally:
+        store.close()
+    if arguments.json:
+        emit_json({"imported": imported})
+    else:
+        for one in imported:
+            _print(one)
+    return 0
+
+
+def _one(store: Any, trace: Any) -> dict[str, Any]:
+    import os
+
+    from gpuflight.cli.event_source import ReadProgress
+    from gpuflight.cli.output import clean
+    from gpuflight.events.load import load_import
+
+    title = f"importing {clean(trace.path)} ({trace.kind})"
+    with ReadProgress(title, os.path.getsize(trace.path)) as progress:
+        loaded = load_import(store, trace, progress.done)
+    return {
+        "file": trace.path,
+        "kind": trace.kind,
+        "sessions": loaded.sessions,
+        "rows": loaded.rows,
+        "ledger": trace.ledger.dump(),
+    }
+
+
+def _print(one: dict[str, Any]) -> None:
+    from gpuflight.cli.output import clean
+
+    sessions = ", ".join(one["sessions"]) or "no session"
+    print(f"{clean(one['file'])} ({one['kind']}): {one['rows']} rows as {sessions}")
+    for entry in one["ledger"]:
+        about = f" ({clean(entry['about'])})" if entry["about"] else ""
+        print(f"  {entry['effect']} {entry['count']}: {entry['text']}{about}")
