@@ -279,4 +279,4 @@ class Logs(RuleBasedStateMachine):
 
 
 def test_logs() -> None:
-    run_state_machine_as_test(Logs, settings=settings(stateful_step_count=40))
+    run_state_machine_as_test(Logs, settings=settings(stateful_step_count=40, deadline=None))
