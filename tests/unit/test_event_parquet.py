@@ -337,6 +337,37 @@ def test_small_files_become_one_and_the_rows_stay(opened: Open) -> None:
     assert rows == sorted(rows)
 
 
+def test_who_reads_while_files_are_merged_sees_each_row_once(opened: Open) -> None:
+    writer, reader = opened(), opened()
+    writer.write([kernels((0, 1, 1), batch_id=0)])
+    reader.records.fleet.refresh()
+    counts: list[int] = []
+    over = threading.Event()
+    failed: list[Exception] = []
+
+    def read() -> None:
+        try:
+            while not over.is_set():
+                counts.append(count(reader))
+            reader.records.fleet.refresh()
+            counts.append(count(reader))
+        except Exception as error:  # noqa: BLE001 - told below
+            failed.append(error)
+
+    thread = threading.Thread(target=read)
+    thread.start()
+    for number in range(1, 4 * MERGE_AT):
+        writer.write([kernels((number, 1, 1), batch_id=number)])
+        if number % MERGE_AT == MERGE_AT - 1:
+            assert writer.maintain() == 1
+            writer.records.fleet.snapshot()
+    over.set()
+    thread.join()
+    assert failed == []
+    assert counts == sorted(counts)
+    assert counts[-1] == 4 * MERGE_AT
+
+
 def test_a_session_moves_to_where_it_belongs_when_that_is_known(opened: Open) -> None:
     now = [10 * DAY_NS]
     store = opened(wall_ns=lambda: now[0])
