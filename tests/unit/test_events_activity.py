@@ -159,6 +159,11 @@ def test_synthetic_kernels_are_marked() -> None:
     assert summed(start(), kernels([[0, 1, 7, 5, 1]]), told).synthetic is True
 
 
+def test_kernels_without_a_time_of_day_are_counted_and_make_no_busy_time() -> None:
+    found = summed(start(), kernels([[0, 1, 7, 100, 1]], base=5_000))
+    assert (found.launches, found.kernel_ns, found.busy_ns) == (1, 100, None)
+
+
 def test_only_the_longest_kernels_are_told_and_all_are_counted() -> None:
     batches, _ = decode(start() + kernels([[n, n + 1, n % 40, n + 1, n] for n in range(60)]))
     found = summary_of(batches, kernels_count=5, streams=4)

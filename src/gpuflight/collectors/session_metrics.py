@@ -62,7 +62,9 @@ def _kernels(values: Values, now: Summary, pace: Pace) -> None:
     values.add("launches_per_s", None if rate is None else round(rate, 3), why)
     if now.synthetic:
         values.add("busy_pct", None, "kernel times are those of launches, not of the GPU")
-    elif now.busy_ns is not None:
+    elif now.busy_ns is None:
+        values.add("busy_pct", None, "the times of its kernels are not on the timeline")
+    else:
         busy, why = pace.device(now.busy_ns, before.busy_ns if before else None)
         values.add("busy_pct", None if busy is None else round(min(busy / 1e7, 100.0), 2), why)
     others = now.kernels_count - len(now.kernels)

@@ -100,7 +100,8 @@ class Activity:
         if "kernel" in seen:
             made.launches = self._launches
             made.kernel_ns = sum(group.total_ns for group in groups)
-            made.busy_ns = self._busy.busy_ns
+            busy_ns = self._busy.busy_ns
+            made.busy_ns = busy_ns if self._busy.latest_ns else None  # else none of them is on the timeline
         made.device_latest_ns = max(now.device_latest_ns, self._busy.latest_ns)
         made.kernels = [_kernel(group) for group in groups[:most_kernels]]
         made.kernels_count = len(groups)
