@@ -644,12 +644,64 @@ def test_a_read_only_folder(logs: Path, state: Path, monkeypatch: pytest.MonkeyP
     def refuse(path: str, *_: object, **__: object) -> None:
         raise OSError(30, "Read-only file system", path)
 
-    monkeypatch.setattr(markers, "write_atomic", refuse)
+    monkeypatch.setattr(markers, "_write", refuse)
     store = Store()
     with Receiver(store) as receiver:
         assert ship(logs, receiver, state) == 0
         assert ship(logs, receiver, state) == 0
     assert set(store.windows.values()) == {1}
+
+
+# --- whoever writes logs may be allowed less than we are ----------
+
+
+@pytest.mark.parametrize("mode", [{}, {"live": "true"}], ids=str)
+def test_links_that_lead_out_are_not_followed(logs: Path, state: Path, tmp_path: Path, mode: dict[str, str]) -> None:
+    secret = tmp_path / "secret.gz"
+    secret.write_bytes(gzip.compress(b'{"type":"secret"}\n'))
+    session = logs / CLEAN_ID
+    (session / "device.12.log.gz").symlink_to(secret)
+    before = lines_of(CLEAN)
+    store = Store()
+    with Receiver(store) as receiver:
+        code = ship(logs, receiver, state, **mode)
+    assert sorted(store.lines) == before
+    if not mode:
+        assert code == 1
+        assert "device.12: leads out of the folder that is sent" in reason(logs)
+
+
+def test_marks_replace_links_and_never_follow_them(logs: Path, state: Path, tmp_path: Path) -> None:
+    precious = tmp_path / "precious"
+    precious.write_text("kept")
+    (logs / CLEAN_ID / ".gpufl-window-ack.device.1").symlink_to(precious)
+    (logs / CLEAN_ID / ".failed").symlink_to(precious)
+    from gpuflight.agent import markers
+
+    markers.close(str(logs / CLEAN_ID), "a reason")
+    markers.acknowledge(str(logs / CLEAN_ID), "device", 1, "id")
+    assert precious.read_text() == "kept"
+    assert not (logs / CLEAN_ID / ".failed").is_symlink()
+    assert (logs / CLEAN_ID / ".failed").read_text() == "a reason\n"
+    assert not list((logs / CLEAN_ID).glob("*.tmp"))
+
+
+def test_a_pipe_in_place_of_a_window_does_not_hang(logs: Path, state: Path) -> None:
+    os.mkfifo(logs / CLEAN_ID / "device.12.log.gz")
+    store = Store()
+    with Receiver(store) as receiver:
+        assert ship(logs, receiver, state) == 1
+    assert "device.12: is no regular file" in reason(logs)
+    assert len(store.windows) == 19
+
+
+def test_nothing_is_deleted_through_a_link(tmp_path: Path, state: Path) -> None:
+    elsewhere = copy(CLEAN, tmp_path / "elsewhere")
+    (tmp_path / "logs").mkdir()
+    (tmp_path / "logs" / CLEAN_ID).symlink_to(elsewhere / CLEAN_ID)
+    with Receiver(Store()) as receiver:
+        ship(tmp_path / "logs", receiver, state, delete_acked_payloads="true", prune_failed="true")
+    assert len(list((elsewhere / CLEAN_ID).glob("*.log.gz"))) == 19
 
 
 def test_thousands_of_sessions(tmp_path: Path, state: Path) -> None:

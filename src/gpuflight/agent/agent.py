@@ -27,6 +27,7 @@ DELIVERED, NOT_ALL, ENDED_EARLY = 0, 1, 3
 _CLEAN_CHECKS = 2
 _CHECK_S = 1.0
 _LINE_WAIT_S = 0.5
+_FORGET_S = 3600.0
 
 
 class Agent:
@@ -87,8 +88,12 @@ class Agent:
         checked_s = time.monotonic()
         moved_at, moved_s = -1, time.monotonic()
         looked_s = float("-inf")
+        forgot_s = time.monotonic()
         while not stop.is_set():
             now_s = time.monotonic()
+            if now_s - forgot_s >= _FORGET_S:
+                forgot_s = now_s
+                self._progress.forget_gone()
             if self._windows is not None and now_s - looked_s >= self._interval_s():
                 looked_s = now_s
                 self._windows.turn()

@@ -10,6 +10,7 @@ from collections.abc import Callable
 from gpuflight.agent import markers
 from gpuflight.agent.archive import Archive, TooLarge
 from gpuflight.agent.gate import Gate
+from gpuflight.agent.inside import Inside
 from gpuflight.agent.line_sinks import LineSink, Pending, pendings
 from gpuflight.agent.progress import Progress, Sent
 from gpuflight.agent.settings import AgentSettings
@@ -55,18 +56,23 @@ class WantedFiles(Disk):
     """The file system without what is not to be sent: sessions that another agent has closed, and, with ``flat``,
     all session folders."""
 
-    def __init__(self, is_wanted: Callable[[str, bool], bool], *, flat: bool) -> None:
+    def __init__(self, is_wanted: Callable[[str, bool], bool], inside: Inside, *, flat: bool) -> None:
         self._is_wanted = is_wanted
+        self._inside = inside
         self._flat = flat
 
     def entries(self, folder: str) -> list[Entry]:
-        found = super().entries(folder)
+        found = [entry for entry in super().entries(folder) if not self._leads_out(folder, entry)]
         if self._flat:
             if folder.endswith("/.tmp"):
                 return []
             return [entry for entry in found if entry.is_folder or _is_flat(entry.name)]
         closed = {entry.name for entry in found} & {markers.UPLOADED, markers.FAILED}
         return found if not closed or self._is_wanted(folder, markers.UPLOADED not in closed) else []
+
+    def _leads_out(self, folder: str, entry: Entry) -> bool:
+        path = f"{folder}/{entry.name}"
+        return os.path.islink(path) and not self._inside.holds(path)
 
 
 class LineShipper:
@@ -97,6 +103,7 @@ class LineShipper:
         self._sessions: list[SessionProgress] = []
         self._looked_s = float("-inf")
         self._hidden: set[str] = set()
+        self._inside = Inside(source.folder for source in settings.sources)
         channels = tuple(dict.fromkeys(channel for source in settings.sources for channel in source.logTypes))
         checkpoint = os.path.join(settings.stateFolder, "flat.tail" if flat else "lines.tail")
         cursors = settings.cursorFile if settings.cursorFile and os.path.exists(settings.cursorFile) else None
@@ -114,7 +121,7 @@ class LineShipper:
             ),
             cursors=cursors,
             ledger=SessionLedger(progress.lost),
-            disk=WantedFiles(self._is_wanted, flat=flat),
+            disk=WantedFiles(self._is_wanted, self._inside, flat=flat),
         )
 
     def _is_wanted(self, folder: str, failed: bool) -> bool:
@@ -294,7 +301,7 @@ class LineShipper:
             self._progress.note(session.path, name, Sent("sent", archived=True))
             if self._settings.archiver is not None and self._settings.archiver.deleteAfterUpload:
                 try:
-                    if window.number is not None:
+                    if window.number is not None and self._inside.holds(session.path):
                         markers.acknowledge(session.path, window.channel, window.number, "-")
                         markers.remove(window.path)
                 except OSError as error:

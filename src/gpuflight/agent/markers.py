@@ -6,7 +6,7 @@ import json
 import os
 from typing import Any
 
-from gpuflight.subscribers.atomic import sync_folder, write_atomic
+from gpuflight.subscribers.atomic import sync_folder, write_all
 
 UPLOADED = ".uploaded"
 FAILED = ".failed"
@@ -14,7 +14,7 @@ FAILED = ".failed"
 
 def acknowledge(folder: str, channel: str, number: int, window_id: str) -> None:
     """A window has arrived and the receiver said so. Raises OSError."""
-    write_atomic(f"{folder}/.gpufl-window-ack.{channel}.{number}", f"{window_id}\n".encode())
+    _write(f"{folder}/.gpufl-window-ack.{channel}.{number}", f"{window_id}\n".encode())
 
 
 def note_loss(folder: str, channel: str, number: int, reason: str) -> None:
@@ -29,7 +29,7 @@ def note_loss(folder: str, channel: str, number: int, reason: str) -> None:
                 return
     except OSError:
         pass
-    write_atomic(path, data)
+    _write(path, data)
 
 
 def forget_loss(folder: str, channel: str, number: int) -> None:
@@ -39,7 +39,7 @@ def forget_loss(folder: str, channel: str, number: int) -> None:
 
 def close(folder: str, reason: str = "") -> None:
     """The session is over: everything has arrived, or, with a reason, not. Raises OSError."""
-    write_atomic(f"{folder}/{FAILED if reason else UPLOADED}", f"{reason}\n".encode() if reason else b"")
+    _write(f"{folder}/{FAILED if reason else UPLOADED}", f"{reason}\n".encode() if reason else b"")
     remove(f"{folder}/{UPLOADED if reason else FAILED}")
 
 
@@ -55,4 +55,26 @@ def remove(path: str) -> None:
         os.unlink(path)
     except FileNotFoundError:
         return
+    sync_folder(os.path.dirname(path))
+
+
+def _write(path: str, data: bytes) -> None:
+    """In one step and synced. A link of that name is replaced, never followed: it may be of somebody who may less."""
+    temporary = f"{path}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
+    flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+    try:
+        descriptor = os.open(temporary, flags, 0o644)
+        try:
+            write_all(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        os.rename(temporary, path)
+    except OSError as error:
+        try:
+            os.unlink(temporary)
+        except OSError:
+            pass
+        error.filename, error.filename2 = path, None
+        raise
     sync_folder(os.path.dirname(path))

@@ -13,6 +13,7 @@ from gpuflight.agent import markers
 from gpuflight.agent.archive import Archive, TooLarge
 from gpuflight.agent.batches import LineReader, Lines, content_crc32, is_damaged
 from gpuflight.agent.dead_letters import DeadLetters
+from gpuflight.agent.inside import Inside
 from gpuflight.agent.plan import Item
 from gpuflight.agent.progress import Progress, Sent
 from gpuflight.agent.receiver import Outcome, Receiver, Verdict
@@ -54,10 +55,16 @@ class WindowSender:
         self._progress = progress
         self._dead = dead
         self._archive = archive
+        self._inside = Inside(source.folder for source in settings.sources)
 
     def send(self, receiver: Receiver, item: Item, refusals: int) -> Result:
         """Deliver a window, note it, archive it. ``refusals``: how often it was refused before. Raises OSError where
         the window, or the note of it, cannot be read or written."""
+        why_not = self._inside.why_not(item.window.path)
+        if why_not:
+            log.error("%s: %s", item.window.path, why_not)
+            self._progress.note(item.folder, item.key, Sent("dead", note=why_not))
+            return Result("done", why_not)
         sent = item.sent
         result = Result("done")
         if sent is None or sent.state == "part":
@@ -208,6 +215,8 @@ class WindowSender:
         """A window that was asked to be deleted once delivered: only ever a finished one in its session's folder."""
         window = item.window
         if window.temporary or window.number is None or os.path.dirname(window.path) != item.folder:
+            return
+        if not self._inside.holds(item.folder):
             return
         ack = f"{item.folder}/.gpufl-window-ack.{window.channel}.{window.number}"
         if not os.path.exists(ack):  # so that the hole it leaves is explained

@@ -38,6 +38,8 @@ class Session(Struct, eq=False):
     state: str = "open"
     cursors: dict[str, Cursor] = field(default_factory=dict)
     jobs: dict[str, Job] = field(default_factory=dict)
+    live: bool = True
+    ask_s: float = 0.0
     over_since_s: float = -1.0
     final: bool = False
     """Planned once more after its writer was gone and all had settled."""

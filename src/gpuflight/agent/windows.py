@@ -12,6 +12,7 @@ from gpuflight.agent import markers
 from gpuflight.agent.archive import Archive
 from gpuflight.agent.dead_letters import DeadLetters
 from gpuflight.agent.gate import Gate
+from gpuflight.agent.inside import Inside
 from gpuflight.agent.plan import Plan, make_plan
 from gpuflight.agent.progress import Progress
 from gpuflight.agent.receiver import Receiver, Verdict
@@ -28,6 +29,8 @@ log = logging.getLogger(__name__)
 _WINDOWS_IN_TURN = 16
 """Windows of one channel that are sent before others have their turn."""
 _JOIN_S = 5.0
+_ASKED_PER_S = 200
+"""Locks that are looked at, of sessions whose writer was alive."""
 
 
 class WindowShipper:
@@ -50,6 +53,7 @@ class WindowShipper:
         self._gate = gate
         self._totals = totals
         self._sender = WindowSender(settings, progress, dead, archive)
+        self._inside = Inside(source.folder for source in settings.sources)
         self.scanner = Scanner([source.folder for source in settings.sources])
         self.sessions: dict[str, Session] = {}
         self._guard = threading.RLock()
@@ -173,7 +177,7 @@ class WindowShipper:
             return False
 
     def _go_on(self, session: Session, now_s: float) -> None:
-        live = session.folder.live()
+        live = self._is_live(session, now_s)
         with self._guard:
             if session.state != "open":  # closed meanwhile
                 return
@@ -201,6 +205,13 @@ class WindowShipper:
                     self._enqueue(job)
             if session.final and not session.left and not session.busy and not session.stale:
                 self._finish(session, now_s)
+
+    def _is_live(self, session: Session, now_s: float) -> bool:
+        """Whether its writer lives. Of many sessions each is asked more rarely, so that waiting costs the same."""
+        if now_s >= session.ask_s or session.over_since_s >= 0:
+            session.live = session.folder.live()
+            session.ask_s = now_s + len(self.sessions) / _ASKED_PER_S
+        return session.live
 
     def _enqueue(self, job: Job) -> None:
         job.busy = True
@@ -231,7 +242,7 @@ class WindowShipper:
             log.warning("%s: how it ended cannot be written there: %s", path, error.strerror)
         session.state, session.reason = "closed", reason
         self._totals.session(path, reason)
-        if session.orphaned and self._settings.pruneFailed and not reason:
+        if session.orphaned and self._settings.pruneFailed and not reason and self._inside.holds(path):
             try:
                 count = session.prune()
                 log.info("%s: %d files of an orphaned session deleted, all of it was delivered", path, count)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import stat
 import zlib
 from collections.abc import Callable, Iterator
 from types import ModuleType
@@ -34,7 +37,7 @@ def chunks(path: str, compressed: bool, seen: Callable[[bytes], Any] | None = No
 
     Raises OSError, and Damaged after the last piece that could be had.
     """
-    with open(path, "rb", buffering=0) as file:
+    with open(path, "rb", buffering=0, opener=open_regular) as file:
         if not compressed:
             while piece := file.read(PIECE_BYTES):
                 if seen is not None:
@@ -42,6 +45,15 @@ def chunks(path: str, compressed: bool, seen: Callable[[bytes], Any] | None = No
                 yield piece
             return
         yield from _members(file, seen)
+
+
+def open_regular(path: str, flags: int) -> int:
+    """A descriptor of a regular file (``opener`` of ``open``): a pipe of that name is refused, and never waited for."""
+    descriptor = os.open(path, flags | os.O_NONBLOCK | os.O_CLOEXEC)
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "is no regular file", path)
+    return descriptor
 
 
 def _members(file: Any, seen: Callable[[bytes], Any] | None) -> Iterator[bytes]:

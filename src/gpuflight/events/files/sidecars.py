@@ -10,6 +10,8 @@ from typing import Literal
 
 import msgspec
 
+from gpuflight.events.files.inflate import open_regular
+
 LOCK_NAME = ".gpufl-session.lock"
 _SIDECAR = re.compile(r"\.gpufl-window\.(device|scope|system|sass)\.(\d{1,9})\.json")
 _ACK = re.compile(r"\.gpufl-window-ack\.(device|scope|system|sass)\.(\d{1,9})")
@@ -88,7 +90,7 @@ def read_companions(folder: str, names: list[str]) -> Companions:
 
 
 def _read(path: str) -> bytes:
-    with open(path, "rb") as file:
+    with open(path, "rb", opener=open_regular) as file:
         return file.read(_SMALL)
 
 
@@ -106,7 +108,7 @@ def owner(folder: str) -> Literal["alive", "gone", "unknown"]:
         status = os.stat(f"{folder}/{LOCK_NAME}")
         if (status.st_dev, status.st_ino) in HELD:
             return "alive"
-        descriptor = os.open(f"{folder}/{LOCK_NAME}", os.O_RDONLY | os.O_CLOEXEC)
+        descriptor = os.open(f"{folder}/{LOCK_NAME}", os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError:
         return "unknown"
     try:
