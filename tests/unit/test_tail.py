@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import hashlib
 import json
 import os
 import sys
@@ -262,14 +263,16 @@ def test_a_compressed_file_in_the_making_is_waited_for_a_cut_one_is_told(session
 
 
 def test_a_corrupt_window_costs_what_comes_after_the_damage_only(session: Path) -> None:
-    whole = pack(session / "device.1.log.gz", b"".join(line(n, 100 + n % 7) + b"\n" for n in range(20_000)))
+    written = [b'{"n":%d,"pad":"%s"}' % (n, hashlib.sha256(b"%d" % n).hexdigest().encode() * 2) for n in range(40_000)]
+    whole = pack(session / "device.1.log.gz", b"\n".join(written))
     data = bytearray(whole.read_bytes())
     data[len(data) // 2 : len(data) // 2 + 200] = b"\xff" * 200
     whole.write_bytes(data)
     pack(session / "device.2.log.gz", lines(99_999))
     rig = Rig(session.parent)
     came = rig.drain()
-    assert rig.count("corrupt_file") == 1 and came[-1] == line(99_999) and came[0] == line(0, 100)
+    assert rig.count("corrupt_file") == 1 and came[-1] == line(99_999)
+    assert len(came) > 5000 and came[:5000] == written[:5000]
 
 
 def test_three_levels_and_several_folders(logs: Path, tmp_path: Path) -> None:
