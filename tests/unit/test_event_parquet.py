@@ -24,7 +24,7 @@ from tests.unit.test_event_store import DAY_NS, count, kernels, names, start
 from gpuflight.errors import InputError
 from gpuflight.events.batch import Batch
 from gpuflight.events.ledger import Ledger, Place
-from gpuflight.events.store import Overlap, Source
+from gpuflight.events.store import Overlap, Source, parquet_files
 from gpuflight.events.store.commits import FOLDER
 from gpuflight.events.store.parquet import MERGE_AT, ParquetStore
 from gpuflight.events.store.partitions import NO_VALUE, date_of, escaped, home
@@ -366,6 +366,40 @@ def test_who_reads_while_files_are_merged_sees_each_row_once(opened: Open) -> No
     assert failed == []
     assert counts == sorted(counts)
     assert counts[-1] == 4 * MERGE_AT
+
+
+def test_files_of_other_versions_are_read(opened: Open, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that did not know a column yet, and one that knows a column more."""
+    now = [10 * DAY_NS]
+    store = opened(wall_ns=lambda: now[0])
+    known = parquet_files.columns_of
+    regs = kernels((1, 1, 10), batch_id=1)
+    regs.columns["num_regs"] = np.array([32])
+    with monkeypatch.context() as older:
+        older.setattr(parquet_files, "columns_of", lambda table: [c for c in known(table) if c[0] != "num_regs"])
+        parquet_files.layout_of.cache_clear()
+        store.write([kernels((0, 1, 10), batch_id=0)])
+    parquet_files.layout_of.cache_clear()
+    store.write([regs])
+    with monkeypatch.context() as newer:
+        newer.setattr(parquet_files, "columns_of", lambda table: [*known(table), ("colour", "VARCHAR")])
+        parquet_files.layout_of.cache_clear()
+        store.write([kernels((2, 1, 10), batch_id=2), names((1, "gemm"))])
+    parquet_files.layout_of.cache_clear()
+    store.write([kernels((3, 1, 10), session="other")])
+    expected = [(0, None), (1, 32), (2, None), (3, None)]
+    for _ in range(2):
+        found = [store.session(name) for name in ("s", "other")]
+        relation = store.relation("kernel", found).sql  # type: ignore[arg-type]
+        rows = store.rows(f"SELECT * FROM {relation} ORDER BY start_ns")
+        assert [(row["start_ns"], row["num_regs"]) for row in rows] == expected
+        assert "colour" not in rows[0]
+        assert store.rows(f"SELECT text FROM {store.relation('name', [found[0]]).sql}") == [{"text": "gemm"}]  # type: ignore[list-item]
+        now[0] += HOUR_NS
+        store.maintain()
+    assert len(visible(store)) == 5  # none was merged: what the newer one knew would be gone
+    files = plain(store, "SELECT count(*) FROM read_parquet({files}, union_by_name = true) WHERE colour IS NULL")
+    assert files == [(4,)]
 
 
 def test_a_session_moves_to_where_it_belongs_when_that_is_known(opened: Open) -> None:

@@ -31,13 +31,15 @@ _TRIES = 1000
 
 
 class FileEntry(msgspec.Struct, array_like=True, frozen=True):
-    """A Parquet file. ``path`` is relative to the root, its last part unique in the whole store."""
+    """A Parquet file. ``path`` is relative to the root, its last part unique in the whole store. ``layout`` stands for
+    its columns: other versions of gpuflight may know more of a table, or fewer."""
 
     path: str
     session_id: str
     table: str
     rows: int
     size_bytes: int
+    layout: int = 0
 
 
 class Commit(msgspec.Struct, kw_only=True, omit_defaults=True):

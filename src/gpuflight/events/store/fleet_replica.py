@@ -11,8 +11,9 @@ from contextlib import contextmanager
 from gpuflight.events.store.commits import VERSION, Commit, CommitLog, FileEntry, Snapshot, sync_folder
 from gpuflight.events.store.fleet_catalogue import FleetCatalogue
 from gpuflight.events.store.fleet_state import FleetState
-from gpuflight.events.store.parquet_files import ParquetFiles
+from gpuflight.events.store.parquet_files import EXTRA, File, ParquetFiles, layout_of
 from gpuflight.events.store.partitions import MERGING, UPKEEP, date_of, home
+from gpuflight.events.tables import TABLES
 
 LOOK_S = 1.0
 """What others have stored is seen so long after it, at the latest."""
@@ -156,13 +157,18 @@ class FleetReplica:
         """Where a file is."""
         return self._moving.get(entry.path) or os.path.join(self.root, entry.path)
 
-    def paths(self, table: str, session_no: int) -> list[str]:
-        """Where the files of a session's table are; none, if there is no such session any more."""
+    def file(self, entry: FileEntry) -> File:
+        """A file as it is read."""
+        known = entry.table in TABLES or entry.table == EXTRA
+        return File(self.path(entry), known and entry.layout == layout_of(entry.table))
+
+    def files_of(self, table: str, session_no: int) -> list[File]:
+        """The files of a session's table; none, if there is no such session any more."""
         try:
             session_id = self.catalogue.id_of(session_no)
         except KeyError:
             return []
-        return [self.path(entry) for entry in self.state.files_of(session_id, table)]
+        return [self.file(entry) for entry in self.state.files_of(session_id, table)]
 
     @contextmanager
     def keeping_up(self) -> Iterator[bool]:

@@ -83,6 +83,8 @@ class ParquetStore(EventStore):
         home = self.records.fleet.best_home(session_id) + "/"
         tables: dict[str, list[FileEntry]] = {}
         for entry in self.records.fleet.state.files_of(session_id):
+            if not self.records.fleet.file(entry).current:
+                continue  # another version may know more of it than this one would keep
             tables.setdefault(entry.table, []).append(entry)
         groups = [group for files in tables.values() for group in to_merge(files, over=over, home=home)]
         merged = 0

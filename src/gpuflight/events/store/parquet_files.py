@@ -11,7 +11,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from functools import cache
+from typing import TYPE_CHECKING, Any, NamedTuple
+from zlib import crc32
 
 from gpuflight.errors import InputError, MissingExtra
 from gpuflight.events.arrays import numpy
@@ -40,6 +42,19 @@ def columns_of(table: str) -> list[tuple[str, str]]:
     if table == EXTRA:
         return _EXTRA_COLUMNS
     return [column for column in stored_columns(TABLES[table]) if column[0] != "session_no"]
+
+
+class File(NamedTuple):
+    """A file to be read. ``current``: it has the columns that this version knows, and no others."""
+
+    path: str
+    current: bool
+
+
+@cache
+def layout_of(table: str) -> int:
+    """A number for the columns of a table."""
+    return crc32(",".join(f"{name} {kind}" for name, kind in columns_of(table)).encode())
 
 
 def keyed(table: str) -> Table | None:
@@ -116,10 +131,10 @@ class ParquetFiles:
         finally:
             cursor.close()
 
-    def merge(self, path: str, session_id: str, table: str, paths: Sequence[str]) -> tuple[int, int]:
+    def merge(self, path: str, session_id: str, table: str, files: Sequence[File]) -> tuple[int, int]:
         """Write the rows of several files as one, in order of time; rows and bytes."""
         time = TABLES[table].time if table in TABLES else ""
-        source = f"SELECT * EXCLUDE (session_id) FROM {_read(paths)}"  # noqa: S608
+        source = f"SELECT * EXCLUDE (session_no) FROM {_all_rows(table, [(0, file) for file in files])}"  # noqa: S608
         cursor = self.connection.cursor()
         try:
             return self._copy(cursor, path, session_id, table, source, f'ORDER BY "{time}"' if time else "")
@@ -180,34 +195,52 @@ def token(table: str, session_nos: Sequence[int]) -> str:
 
 
 def expand(sql: str, files_of: Any) -> str:
-    """A query with the relations in place of their tokens. ``files_of(table, session number)``: paths."""
+    """A query with the relations in place of their tokens. ``files_of(table, session number)`` gives them."""
 
     def relation(match: re.Match[str]) -> str:
         table, numbers = match[1], [int(number) for number in match[2].split()]
         if table == "loss":
             return f"(SELECT * FROM loss WHERE session_no IN ({', '.join(map(str, numbers)) or 'NULL'}))"  # noqa: S608
-        found = [(number, path) for number in numbers for path in files_of(table, number)]
+        found = [(number, file) for number in numbers for file in files_of(table, number)]
         return _relation(table, found)
 
     return _TOKEN.sub(relation, sql)
 
 
-def _relation(table: str, files: list[tuple[int, str]]) -> str:
-    columns = columns_of(table)
+def _relation(table: str, files: list[tuple[int, File]]) -> str:
     if not files:
-        nothing = ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in [("session_no", "UINTEGER"), *columns])
-        return f"(SELECT {nothing} WHERE false)"
+        return f"({_nothing(table)})"
+    rows = _all_rows(table, files)
+    if keyed(table) and len(files) > len({number for number, _ in files}):
+        return f"({_one_of_each_key(table, rows, order=False)})"
+    listed = ", ".join(f'"{name}"' for name, _ in columns_of(table))
+    return f"(SELECT session_no, {listed} FROM {rows})"  # noqa: S608
+
+
+def _nothing(table: str) -> str:
+    """SQL of no row of a table."""
+    columns = [("session_no", "UINTEGER"), *columns_of(table)]
+    if keyed(table):
+        columns.append(("written_order", "BIGINT"))
+    return "SELECT " + ", ".join(f'NULL::{kind} AS "{name}"' for name, kind in columns) + " WHERE false"
+
+
+def _all_rows(table: str, files: list[tuple[int, File]]) -> str:
+    """SQL of the rows of files of a table, with the numbers of their sessions."""
+    listed = [name for name, _ in columns_of(table)] + (["written_order"] if keyed(table) else [])
+    columns = ", ".join(f'"{name}"' for name in listed)
+    if not all(file.current for _, file in files):  # what a file lacks is unknown, what is not known here is left out
+        reads = "".join(
+            f" UNION ALL BY NAME SELECT {number}::UINTEGER AS session_no, * FROM {_read([file.path])}"  # noqa: S608
+            for number, file in files
+        )
+        return f"(SELECT session_no, {columns} FROM ({_nothing(table)}{reads}))"  # noqa: S608
     numbers = [number for number, _ in files]
     if len(set(numbers)) == 1:
         number_sql = f"{numbers[0]}::UINTEGER"
     else:
         number_sql = f"([{', '.join(map(str, numbers))}]::UINTEGER[])[file_index::BIGINT + 1]"
-    read = _read([path for _, path in files])
-    if keyed(table) and len(files) > len(set(numbers)):
-        rows = f"(SELECT {number_sql} AS session_no, * EXCLUDE (session_id) FROM {read})"  # noqa: S608
-        return f"({_one_of_each_key(table, rows, order=False)})"
-    listed = ", ".join(f'"{name}"' for name, _ in columns)
-    return f"(SELECT {number_sql} AS session_no, {listed} FROM {read})"  # noqa: S608
+    return f"(SELECT {number_sql} AS session_no, {columns} FROM {_read([file.path for _, file in files])})"  # noqa: S608
 
 
 def _read(paths: Sequence[str]) -> str:

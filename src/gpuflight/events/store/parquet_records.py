@@ -21,7 +21,7 @@ from gpuflight.events.batch import Batch
 from gpuflight.events.ledger import Ledger
 from gpuflight.events.store.commits import Commit, FileEntry, sync_folder
 from gpuflight.events.store.fleet_replica import FleetReplica, unlink_quietly
-from gpuflight.events.store.parquet_files import EXTRA, expand, token
+from gpuflight.events.store.parquet_files import EXTRA, expand, layout_of, token
 from gpuflight.events.store.partitions import bucket_of
 from gpuflight.events.store.records import Part, Records, Relation, Written, _by_table, _count
 from gpuflight.events.tables import TABLES
@@ -156,7 +156,8 @@ class ParquetRecords(Records):
         wait(futures)  # all of them, whatever became of one
         for number, future in enumerate(futures):
             rows, size_bytes = future.result()
-            made[number] = FileEntry(made[number].path, made[number].session_id, made[number].table, rows, size_bytes)
+            path, session_id, table = made[number].path, made[number].session_id, made[number].table
+            made[number] = FileEntry(path, session_id, table, rows, size_bytes, layout_of(table))
         if made:
             sync_folder(self._log.tmp)
         for folder in {os.path.dirname(entry.path) for entry in made}:
@@ -219,7 +220,7 @@ class ParquetRecords(Records):
         for attempt in range(_READ_TRIES):
             with self.fleet.files.connection.cursor() as cursor:
                 try:
-                    cursor.execute(expand(sql, self.fleet.paths), values)
+                    cursor.execute(expand(sql, self.fleet.files_of), values)
                     return fetch(cursor)
                 except duckdb.IOException as error:
                     # Files are merged into bigger ones, by whoever it is, at any time.
@@ -261,8 +262,8 @@ class ParquetRecords(Records):
         sources = [self.fleet.path(entry) for entry in old]
         jobs = []
         for group in groups:
-            table, paths = group[0].table, [self.fleet.path(entry) for entry in group]
-            merge = partial(self.fleet.files.merge, session_id=session_id, table=table, paths=paths)
+            table, files = group[0].table, [self.fleet.file(entry) for entry in group]
+            merge = partial(self.fleet.files.merge, session_id=session_id, table=table, files=files)
             jobs.append(_Job(session_id, table, merge))
         try:
             self._do(jobs, {session_id: home}, name, made)
