@@ -193,6 +193,13 @@ def client(port: int, core: int | None, jobs: Connection) -> None:
         jobs.send((time.perf_counter() - began, failures))
 
 
+def cpu_s(pid: int) -> float:
+    """CPU time of a process so far, s."""
+    with open(f"/proc/{pid}/stat", "rb") as file:
+        fields = file.read().rpartition(b")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 def main() -> int:
     """Measure, print, and say by the exit code whether the goal is reached."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -216,6 +223,7 @@ def main() -> int:
         sender = context.Process(target=client, args=(port, client_core, its))
         sender.start()
         ours, raw, pydantic = [], [], []
+        per_cpu = []
         sent_bytes = 0
 
         def turn(path: str, bodies: list[Any]) -> float:
@@ -244,7 +252,9 @@ def main() -> int:
                         )
                     )  # fmt: skip
                 sent_bytes += sum(len(body) for body, _ in bodies)
+                cpu_before_s = cpu_s(server.pid or 0)
                 ours.append(rows / turn("/api/v1/events/stream", bodies))
+                per_cpu.append(rows / (cpu_s(server.pid or 0) - cpu_before_s))
                 raw.append(rows / turn("/floor/raw", bodies))
                 pydantic.append(len(model_bodies) * PYDANTIC_ROWS / turn("/floor/pydantic", model_bodies))
         finally:
@@ -262,6 +272,7 @@ def main() -> int:
     total = rows * arguments.repeats
     print(f"{windows} windows of {arguments.window_batches * STEP:,} kernels, {sent_bytes / total:.1f} bytes a kernel")
     print(f"  ours, decoded, stored, acknowledged: {median:12,.0f} kernels/s  ({min(ours):,.0f} to {max(ours):,.0f})")
+    print(f"    per second of the server's CPU:    {statistics.median(per_cpu):12,.0f} kernels")
     print(f"  body read only:                      {statistics.median(raw):12,.0f} kernels/s")
     print(f"  list[pydantic], counted only:        {statistics.median(pydantic):12,.0f} kernels/s")
     print(f"  ours by list[pydantic]: {median / statistics.median(pydantic):.1f} times")

@@ -272,7 +272,7 @@ def test_too_much_at_once_is_told_to_wait(tmp_path: Path) -> None:
         sender = threading.Thread(target=lambda: answers.append(server.post(STREAM, gpufl_files.shutdown())))
         sender.start()
         while server.events.figures.waiting_requests == 0:
-            pass
+            server.events._stopping.wait(0.002)
         refused = server.client.post(STREAM, content=gpufl_files.start("t"))
         assert refused.status_code == 429 and refused.headers["retry-after"] == "1"
         assert refused.json()["error"]["code"] == "busy"
@@ -281,6 +281,37 @@ def test_too_much_at_once_is_told_to_wait(tmp_path: Path) -> None:
         assert answers[0]["accepted"] == 1
         assert server.post(STREAM, gpufl_files.start("t"))["accepted"] == 1
         assert server.events.figures.refused["busy"] == 1
+
+
+def test_nothing_more_is_decoded_while_too_much_waits_to_be_stored(
+    server: EventServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpuflight.server.events import writer as module
+
+    monkeypatch.setattr(module, "_ROWS_WAITING", 1)
+    server.post(STREAM, gpufl_files.start())
+    go_on = threading.Event()
+    server.events.ingest.writer.call(go_on.wait)
+    answers: list[Any] = []
+
+    def send(number: int) -> None:
+        answers.append(server.post(STREAM, gpufl_files.kernels([[0, 1, 7, 10, number]], number=number)))
+
+    first = threading.Thread(target=send, args=(1,))
+    first.start()
+    writer = server.events.ingest.writer
+    while not writer._rows_waiting:
+        server.events._stopping.wait(0.002)
+    raw_bytes = server.events.figures.raw_bytes
+    second = threading.Thread(target=send, args=(2,))
+    second.start()
+    while server.events.figures.waiting_requests < 2:
+        server.events._stopping.wait(0.002)
+    assert server.events.figures.raw_bytes == raw_bytes and not answers
+    go_on.set()
+    first.join()
+    second.join()
+    assert [answer["accepted"] for answer in answers] == [1, 1] and len(server.rows("kernel", "s")) == 2
 
 
 def test_what_the_store_refuses_is_not_acknowledged_and_comes_again_whole(
@@ -331,7 +362,7 @@ def test_a_defect_with_one_sender_does_not_cost_the_others(
     for thread in threads:
         thread.start()
     while server.events.figures.waiting_requests < 3:
-        pass
+        server.events._stopping.wait(0.002)
     go_on.set()
     for thread in threads:
         thread.join()
@@ -451,3 +482,29 @@ def test_it_is_all_stored_when_the_server_is_told_to_stop(tmp_path: Path) -> Non
         asyncio.run(server.events.ingest.take(Block(body=gpufl_files.shutdown())))
     with pytest.raises(EventsOff, match="stopping"):
         asyncio.run(server.events.ask(lambda store: store.session("s")))
+
+
+def test_the_section_of_the_settings() -> None:
+    from gpuflight.cli.plugin_settings import effective, make_events
+    from gpuflight.errors import ConfigError
+    from gpuflight.settings import Settings
+
+    made = make_events(Settings(events={"retention": {"max_age_days": 7}, "workers_count": 3}))
+    assert made.retention.max_age_days == 7 and made.workers_count == 3 and made.enabled
+    login = {
+        "security_protocol": "sasl_ssl",
+        "sasl_mechanism": "PLAIN",
+        "sasl_username": "me",
+        "sasl_password": "secret",
+    }
+    shown = effective(Settings(events={"kafka": {"brokers": ["k:9092"], **login}}))["events"]
+    assert shown["kafka"]["brokers"] == ["k:9092"] and "secret" not in json.dumps(shown)
+    wrong: dict[str, Any]
+    for wrong, where in (
+        ({"retention": {"max_age_day": 7}}, "events.retention.max_age_day"),
+        ({"max_body_bytes": 1}, "events.max_body_bytes"),
+        ({"kafka": {}}, "events.kafka.brokers"),
+        ({"kafka": {"brokers": ["k"], "client": {"group.protocol": "x"}}}, "events.kafka.client"),
+    ):
+        with pytest.raises(ConfigError, match=where.replace(".", r"\.")):
+            make_events(Settings(events=wrong))

@@ -118,6 +118,7 @@ class Ingest:
         if position is not None:
             _same_or_conflict(position, end)
             return None, None
+        self.writer.wait_for_room()
         of = self._under_way(session_id)
         with of.lock:
             waiting = of.waiting.get(name)

@@ -19,6 +19,8 @@ log = logging.getLogger(__name__)
 
 _PARTS_AT_ONCE = 128
 _ROWS_AT_ONCE = 2_000_000
+_ROWS_WAITING = 2_000_000
+"""Rows that may wait before no more are decoded: about 200 MB, ten times what they took as they were sent."""
 
 
 class NotStored(GpuflightError):
@@ -56,6 +58,8 @@ class StoreWriter:
         self._changes = 0
         self.failed_count = 0
         self._lock = threading.Lock()
+        self._room = threading.Condition()
+        self._rows_waiting = 0
         self._closed = False
         self._thread = threading.Thread(target=self._run, name="gpuflight-events-write", daemon=True)
         self._thread.start()
@@ -68,6 +72,13 @@ class StoreWriter:
     def put(self, job: Job) -> None:
         """Have a job stored. Raises NotStored after ``close``."""
         self._put(job)
+        with self._room:
+            self._rows_waiting += job.rows
+
+    def wait_for_room(self) -> None:
+        """Return once there is room for what is to be decoded; the store decides how fast that is."""
+        with self._room:
+            self._room.wait_for(lambda: self._rows_waiting < _ROWS_WAITING)
 
     def call(self, work: Callable[[], Any]) -> Future[Any]:
         """Have something done after all that waits now. Raises NotStored after ``close``."""
@@ -110,6 +121,10 @@ class StoreWriter:
                     rows += following.rows
                     following = _NOTHING
                 self._store_jobs(jobs)
+                jobs.clear()  # they are large, and the next one may be long in coming
+                with self._room:
+                    self._rows_waiting -= rows
+                    self._room.notify_all()
             item = self._queue.get() if following is _NOTHING else following
 
     def _store_jobs(self, jobs: list[Job]) -> None:
