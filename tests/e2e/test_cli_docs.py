@@ -72,6 +72,9 @@ def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("page", [page for page in PAGES if commands(page)], ids=lambda page: page.name)
 def test_commands_of_a_page(page: Path, tmp_path: Path) -> None:
     machine(tmp_path / "with-gpus")
+    if page.name == "events.md":
+        shutil.copytree(ROOT / "tests/data/gpufl/gen/v1.3.0rc1-clean", tmp_path / "logs")
+        shutil.copy(ROOT / "tests/data/imports/torch.pt.trace.json", tmp_path / "trace.pt.trace.json")
     for line in commands(page):
         if line.startswith("make "):
             continue  # tests/unit/test_docs.py

@@ -202,7 +202,7 @@ def test_a_cut_file_gives_what_it_has_and_says_so(tmp_path: Path, cut: float) ->
         '{"traceEvents": [{"ph": "X", "cat": "kernel"}]}',
         '{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": "soon", "args": 5}]}',
         '{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1e400, "dur": NaN}]}',
-        '{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1, "dur": -1, "name": "\\ud800", "args": {"grid": [1, "x"]}}]}',
+        '{"traceEvents": [{"ph": "X", "cat": "kernel", "ts": 1, "dur": -1, "name": "\\ud800", "args": {"grid": [1]}}]}',
         '{"traceEvents": [{"ph": "i", "name": "[memory]", "ts": 5, "args": {"Bytes": "many"}}]}',
         '{"traceEvents": [{"a": ' + "[" * 5000 + "]" * 5000 + "}]}",
         '{"deviceProperties": [5, {"id": "x"}], "traceEvents": []}',

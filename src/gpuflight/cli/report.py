@@ -82,7 +82,7 @@ def _from_server(arguments: argparse.Namespace) -> Report:
     if arguments.store is not None or arguments.session is not None:
         raise InputError("--url: the server has its own store; give the session's id alone")
     rest = Rest(arguments)
-    answer = rest.call("GET", f"/v1/events/sessions/{quote(arguments.what, safe='')}/report?top={arguments.top}")
+    answer = rest.call("GET", f"/api/v1/sessions/{quote(arguments.what, safe='')}/report?top={arguments.top}")
     try:
         return msgspec.convert(answer.get("report", answer), Report)
     except msgspec.ValidationError as error:

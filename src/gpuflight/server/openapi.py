@@ -70,6 +70,8 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "/api/v1/sessions/{session_id}/profile": ("lines",),
     "/api/v1/sessions/{session_id}/telemetry": ("series",),
     "/api/v1/sessions/{session_id}/counters": ("series",),
+    "/api/v1/sessions/{session_id}/report": ("report",),
+    "/api/v1/sessions/{session_id}/trace": ("traceEvents",),
     "/compressed_graph": _ENVELOPE,
     "/control/clear": _ENVELOPE,
     "/control/start": _ENVELOPE,
@@ -196,6 +198,12 @@ def _success(path: str, method: str, operation: dict[str, Any]) -> None:
             content = {"text/plain": {"schema": {"type": "string"}}}
         elif path == "/api/v1/graph/export":
             content = {media_type: {} for media_type in export_types()}
+        elif path == "/api/v1/sessions/{session_id}/report":
+            content["text/html"] = {"schema": {"type": "string"}}
+        elif path == "/api/v1/sessions/{session_id}/tables/{name}":
+            content = {
+                media_type: {"schema": {"type": "string"}} for media_type in ("text/csv", "application/x-ndjson")
+            }
         elif path == "/api/v1/graph":
             content |= {media_type: {} for media_type in _GRAPH_TYPES[1:]}
         response["content"] = content
