@@ -160,11 +160,14 @@ class ParquetFiles:
     def _copy(
         self, cursor: Any, path: str, session_id: str, table: str, source: str, order: str = ""
     ) -> tuple[int, int]:
+        # Encodings of version 2 take a fifth less room and half the time; Spark reads those of integers and texts since
+        # 3.3, those of floating point not in all versions.
+        version = "V1" if any(kind == "DOUBLE" for _, kind in columns_of(table)) else "V2"
         if keyed(table):
             source = f"{_one_of_each_key(table, f'({source})', order=True)}"
         row = cursor.execute(
             f"COPY (SELECT {quoted(session_id)} AS session_id, * FROM ({source}) {order}) TO {quoted(path)}"  # noqa: S608
-            f" (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {_ROW_GROUP_ROWS})"
+            f" (FORMAT parquet, COMPRESSION zstd, ROW_GROUP_SIZE {_ROW_GROUP_ROWS}, PARQUET_VERSION {version})"
         ).fetchone()
         return int(row[0]), os.path.getsize(path)
 
