@@ -401,6 +401,27 @@ def test_after_a_restart_windows_are_known_and_names_still_there(tmp_path: Path)
         assert server.events.ingest.decoders.get(SESSION, None).decoder.session(SESSION).has_epoch
 
 
+@pytest.mark.parametrize("headers", [True, False])
+def test_a_server_that_is_started_anew_for_each_window_stores_what_the_files_hold(
+    tmp_path: Path, headers: bool
+) -> None:
+    """Lines that go to every channel come four times, to decoders that know nothing of each other; with ``headers``
+    False the windows are those of old clients, which have no identity, and their channel is not told."""
+    windows = [
+        (c, n) for c, last in (("device", 11), ("scope", 4), ("system", 3), ("sass", 1)) for n in range(1, last + 1)
+    ]
+    for channel, number in windows:
+        with EventServer(tmp_path) as server:
+            payload, told = window_of(CLEAN, channel, number)
+            kept = told if headers else {name: told[name] for name in ("Content-Encoding", "X-GpuFlight-Session-Id")}
+            server.post(STREAM, payload, **kept)
+    batches, _ = gpufl_files.read(CLEAN)
+    with EventServer(tmp_path) as server:
+        for table, count in gpufl_files.counts(batches).items():
+            if not TABLES[table].key:
+                assert len(server.rows(table)) == count, table
+
+
 @pytest.mark.parametrize(
     ("role", "ingest", "query"),
     [(Role.INGEST, 200, 403), (Role.VIEWER, 403, 200), (Role.OPERATOR, 200, 200), (Role.ADMIN, 200, 200)],

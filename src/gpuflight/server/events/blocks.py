@@ -9,6 +9,7 @@ from msgspec import Struct, field
 
 from gpuflight.events.batch import Batch
 from gpuflight.events.ledger import REASONS, Ledger, Place
+from gpuflight.events.tables import TABLES
 from gpuflight.server.events.body import Damaged
 
 if TYPE_CHECKING:
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
 
 LINE_REASONS = frozenset(("not_json", "not_object", "no_type", "no_session", "bad_batch", "line_too_long", "cut_line"))
 """Losses of a whole line."""
+
+_FIRST_LINES = frozenset(("job_start", "init"))
 
 ERRORS_LISTED = 1000
 """Most lines of one block that are told one by one; all are counted."""
@@ -103,11 +106,23 @@ def decode(
     if result.damaged:
         ledger.add("corrupt_file", at)
         result.errors.append(LineError(numbers.next_line, None, "corrupt_file"))
+    _identify(result.batches)
     result.lines = decoder.lines - lines_before + ledger.too_long
     result.rejected = ledger.rejected
     result.ledger = ledger.take()
     result.errors.sort(key=lambda error: (error.line is None, error.line))
     return result
+
+
+def _identify(batches: list[Batch]) -> None:
+    """The first line of a session goes to every channel, with readings of host and devices in it. A decoder that saw
+    one of them knows the others for copies; one that did not (of another topic, or after a restart) does not. So the
+    readings get a number by which the store knows them: the time of the line."""
+    for batch in batches:
+        if batch.wire_type in _FIRST_LINES and batch.batch_id is None and not TABLES[batch.table].key:
+            times = batch.columns.get(TABLES[batch.table].time)
+            if times is not None and batch.count:
+                batch.batch_id = int(times[0])
 
 
 class _LineNumbers:

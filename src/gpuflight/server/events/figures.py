@@ -35,12 +35,21 @@ class Figures(Struct, kw_only=True):
     def count_stored(self, decoded: Decoded, written: Written) -> None:
         """A block was stored."""
         self.blocks += 1
+        self.count_lines(decoded)
+        self.count_rows(written)
+
+    def count_lines(self, decoded: Decoded) -> None:
+        """Lines that were decoded and stored."""
         self.lines += decoded.lines
         self.rejected_lines += decoded.rejected
+        for entry in decoded.ledger:
+            self.losses[entry.reason] += entry.count
+
+    def count_rows(self, written: Written) -> None:
+        """Rows that were written."""
         self.rows.update(written.rows_by_table)
-        for ledger in (decoded.ledger, written.ledger):
-            for entry in ledger:
-                self.losses[entry.reason] += entry.count
+        for entry in written.ledger:
+            self.losses[entry.reason] += entry.count
 
 
 def add_metrics(add: Any, figures: Figures, state: dict[str, Any]) -> None:

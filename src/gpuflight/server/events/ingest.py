@@ -125,7 +125,8 @@ class Ingest:
             if waiting is not None:
                 _same_or_conflict(waiting[0], end)
                 return None, waiting[1]
-            place = Place(name, block.channel, block.window_number, 0)
+            # Of which channel it is decides what is a copy of what; where nobody says, each block is one of its own.
+            place = Place(name, block.channel or name, block.window_number, 0)
             content = pieces(block.body, block.encoding, self._settings.max_block_bytes)
             try:
                 decoded = decode(of.decoder, of.ledger, content, place, self._settings.max_line_bytes)

@@ -11,6 +11,7 @@ original's agent does).
 
 from __future__ import annotations
 
+import itertools
 import logging
 import threading
 import time
@@ -22,9 +23,9 @@ import msgspec
 from msgspec import Struct, field
 
 from gpuflight.errors import GpuflightError
-from gpuflight.events.ledger import Place
+from gpuflight.events.ledger import Ledger, Place
 from gpuflight.server.consume.client import Client, ClientError, Record
-from gpuflight.server.events.blocks import decode
+from gpuflight.server.events.blocks import Decoded, decode
 from gpuflight.server.events.decoders import UnderWay
 from gpuflight.server.events.figures import Figures
 from gpuflight.server.events.writer import Job
@@ -40,6 +41,7 @@ POLL_S = 0.2
 BATCH_S = 0.5
 """How long messages are gathered for one write."""
 BATCH_BYTES = 8 << 20
+_CHANNELS = (b"device", b"scope", b"system", b"sass")
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 30.0
 
 
@@ -177,19 +179,38 @@ class TopicReader:
         of = self._decoders.get(partition)
         if of is None or of.forgotten:
             of = self._decoders[partition] = UnderWay("")
-        lines = [line for record in records if (line := self._line(record)) is not None]
-        place = Place(name, self._channel, -1, 0)
-        content = b"\n".join(lines)
-        with of.lock:
-            decoded = decode(of.decoder, of.ledger, iter((content,)), place, self._service.settings.max_line_bytes)
-            source = Source(name, records[0].offset, end, "", renew)
-            job = Job(Part(decoded.batches, source, decoded.ledger), of)
-            ingest.writer.put(job)
+        blocks = self._decode(of, name, records)
+        batches = [batch for block in blocks for batch in block.batches]
+        ledger = Ledger()
+        for block in blocks:
+            ledger.merge(block.ledger)
+        source = Source(name, records[0].offset, end, "", renew)
+        job = Job(Part(batches, source, ledger), of)
+        ingest.writer.put(job)
         written = job.done.result()
         figures: Figures = self._service.figures
-        figures.raw_bytes += decoded.raw_bytes
-        figures.count_stored(decoded, written)
+        for block in blocks:
+            figures.raw_bytes += block.raw_bytes
+            figures.count_lines(block)
+        figures.count_rows(written)
         return end
+
+    def _decode(self, of: UnderWay, name: str, records: list[Record]) -> list[Decoded]:
+        """Messages in order, those of one channel after the other together."""
+        found = []
+        limit = self._service.settings.max_line_bytes
+        for channel, group in itertools.groupby(records, self._channel_of):
+            lines = [line for record in group if (line := self._line(record)) is not None]
+            place = Place(name, channel, -1, 0)
+            found.append(decode(of.decoder, of.ledger, iter((b"\n".join(lines),)), place, limit))
+        return found
+
+    def _channel_of(self, record: Record) -> str:
+        """The original's agent has one topic for all channels, and the channel for a key."""
+        if self._channel:
+            return self._channel
+        key = record.key or b""
+        return key.decode() if key in _CHANNELS else ""
 
     def _line(self, record: Record) -> bytes | None:
         """The line that a message is; None if it is none."""
