@@ -14,11 +14,8 @@ ONCE_PER_MACHINE = {
     "read /proc/sys/kernel/arch": 2,
     "read /proc/stat": 2,  # the time of boot, once for good; then the CPUs
     "read /proc/sys/kernel/random/boot_id": 2,  # once for good: of the host, and to know ourselves among peers
-    "read /etc/machine-id": 2,
     "statvfs /dev/shm": 2,  # as a mount, and as the place of shared memory
     "stat /dev/shm": 2,
-    "link /proc/self/ns/net": 3,
-    "link /proc/self/ns/pid": 2,
 }
 ONCE_PER_PROCESS = {
     "status": 2,  # at first sight: the owner, then all its fields

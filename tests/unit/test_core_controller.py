@@ -17,6 +17,7 @@ from gpuflight.graph import edges, nodes
 from gpuflight.graph.diff import apply
 from gpuflight.graph.store import ENDED
 from gpuflight.sources.clock import ManualClock
+from gpuflight.sources.procfs.machine import Machine
 
 
 class Files:
@@ -29,6 +30,7 @@ class Files:
 class FakeWorld:
     def __init__(self) -> None:
         self.fs = Files()
+        self.procfs = Machine(self.fs)  # type: ignore[arg-type]
         self.clock = ManualClock()
         self.rounds: list[int] = []
         self.closed = 0

@@ -121,7 +121,7 @@ class Fleet(Collector):
         if seen is not None:
             self._say(seen, now_ns)
         if self._own is None:
-            self._own = _own_identity(world)
+            self._own = world.procfs.identity()
         shown = self._chosen(views, self._own, now_ns)
         self._join(shown)
         for view in shown:
@@ -299,16 +299,6 @@ class Fleet(Collector):
 def _age_s(head: Head, now_ns: int) -> float:
     """Since the last round was written whole, by the clocks of its writer and of this host."""
     return max(0.0, (now_ns - head.written_ns) / 1e9)
-
-
-def _own_identity(world: World) -> tuple[str, str]:
-    def text(path: str) -> str:
-        try:
-            return world.fs.read(path).decode("utf-8", "backslashreplace").strip()
-        except OSError:
-            return ""
-
-    return text("/etc/machine-id"), text("/proc/sys/kernel/random/boot_id")
 
 
 def _words(error: Exception) -> str:

@@ -117,7 +117,7 @@ class Remote(Collector):
         if not self._peers:
             return
         if self._own is None:
-            self._own = _identity(world)
+            self._own = world.procfs.identity()
         own, http = self._own, world.http
         now_s = time.monotonic()
         self._gap_s, self._observed_s = now_s - (self._observed_s or now_s), now_s
@@ -359,13 +359,3 @@ def _part(view: View, lists: Lists, gone: frozenset[str]) -> _Part:
 
 def _namespace_of(half: Half) -> str:
     return half.own.partition("(ns=")[2].partition(",")[0]
-
-
-def _identity(world: World) -> Identity:
-    def text(path: str) -> str:
-        try:
-            return world.fs.read(path).decode("utf-8", "backslashreplace").strip()
-        except OSError:
-            return ""
-
-    return text("/etc/machine-id"), text("/proc/sys/kernel/random/boot_id")

@@ -275,10 +275,11 @@ class Controller:
                 except OSError:
                     return ""
 
+            machine_id, boot_id = self.world.procfs.identity()
             self._environment = Environment(
                 hostname=text("/proc/sys/kernel/hostname"),
-                machine_id=text("/etc/machine-id"),
-                boot_id=text("/proc/sys/kernel/random/boot_id"),
+                machine_id=machine_id,
+                boot_id=boot_id,
                 kernel=text("/proc/sys/kernel/osrelease"),
                 version=__version__,
             )

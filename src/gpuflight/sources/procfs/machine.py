@@ -24,6 +24,7 @@ class Machine:
         self._auxv: dict[int, int] | None = None
         self._boot_time_s: float | None = None
         self._hostname: str | None = None
+        self._identity: tuple[str, str] | None = None
 
     def text(self, name: str) -> str:
         """A file directly under /proc, e.g. ``meminfo`` or ``sys/kernel/osrelease``, without the last newline."""
@@ -65,8 +66,21 @@ class Machine:
             self._boot_time_s = float(found[0])
         return self._boot_time_s
 
+    def identity(self) -> tuple[str, str]:
+        """(machine id, boot id): what tells this machine from every other, and this run of it; empty where unknown."""
+        if self._identity is None:
+            try:
+                boot_id = self.text("sys/kernel/random/boot_id").strip()
+            except OSError:
+                boot_id = ""
+            self._identity = self._machine_id(), boot_id
+        return self._identity
+
     def machine_id(self) -> str:
         """The id that systemd or dbus gave this installation; empty without one."""
+        return self.identity()[0]
+
+    def _machine_id(self) -> str:
         for path in ("/etc/machine-id", "/var/lib/dbus/machine-id"):
             try:
                 text = decode(self.fs.read(path)).strip()

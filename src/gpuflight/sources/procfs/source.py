@@ -97,6 +97,7 @@ class ProcFs(Machine):
         self._processes: dict[int, ProcStat] | None = None
         self._index: FdIndex | None = None
         self._status: dict[int, dict[str, str]] = {}
+        self._own_namespaces: dict[str, int] = {}
         self._mounts = LocalPaths(self.mountinfo, lambda pid: self.namespace(pid, "mnt"))
         self._users = Users(fs)
         self._fds = FdScanner(fs, root, self._mounts)
@@ -109,6 +110,7 @@ class ProcFs(Machine):
         self._index = None
         self._status = {}
         self._hostname = None
+        self._own_namespaces = {}
         if number % FACTS_ROUNDS == 0:
             self._mounts.forget()
             self._users.forget()
@@ -245,8 +247,11 @@ class ProcFs(Machine):
         return self._users.name(uid)
 
     def own_namespace(self, kind: str) -> int:
-        """The same of the gpuflight process."""
-        return parse_namespace(self.fs.readlink(f"{self.root}/self/ns/{kind}"))
+        """The same of the gpuflight process, read once per round."""
+        found = self._own_namespaces.get(kind)
+        if found is None:
+            found = self._own_namespaces[kind] = parse_namespace(self.fs.readlink(f"{self.root}/self/ns/{kind}"))
+        return found
 
     def cgroup(self, pid: int) -> list[tuple[str, str]]:
         """(controllers, path) of each hierarchy; cgroup v2 has empty controllers."""
