@@ -35,7 +35,7 @@ def agent_for(logs: Path, broker: Broker, state: Path, prefix: str, **flags: str
     given = {"folder": str(logs), "type": "kafka", "brokers": broker.address, "topic-prefix": prefix, **QUICK}
     given |= {"state-folder": str(state), "exit-when-drained": "true"}
     given |= {name.replace("_", "-"): value for name, value in flags.items()}
-    return make_agent(make_settings(given, {}).settings)
+    return make_agent(make_settings(given, {}))
 
 
 def ship(logs: Path, broker: Broker, state: Path, prefix: str, **flags: str) -> int:

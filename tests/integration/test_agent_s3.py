@@ -158,7 +158,7 @@ def test_beside_kafka(tmp_path: Path, server: S3Server, bucket: str, kafka_broke
     given = {"folder": str(logs), "brokers": kafka_broker.address, "topic-prefix": topic, **QUICK}
     given |= {"state-folder": str(tmp_path / "state"), "exit-when-drained": "true"}
     given |= {name.replace("_", "-"): value for name, value in flags(server.url, bucket, delete="true").items()}
-    agent = make_agent(make_settings(given, {}).settings)
+    agent = make_agent(make_settings(given, {}))
     try:
         assert run(agent) == 0
     finally:

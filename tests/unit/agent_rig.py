@@ -95,7 +95,7 @@ def agent_for(folder: Path, receiver: Receiver | str, state: Path, **flags: str)
     url = receiver if isinstance(receiver, str) else f"http://127.0.0.1:{receiver.port}"
     given = {"folder": str(folder), "url": url, "token": "tok", "state-folder": str(state), **QUICK}
     given |= {name.replace("_", "-"): value for name, value in flags.items()}
-    return make_agent(make_settings(given, {}).settings)
+    return make_agent(make_settings(given, {}))
 
 
 def ship(folder: Path, receiver: Receiver | str, state: Path, **flags: str) -> int:

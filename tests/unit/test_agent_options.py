@@ -53,7 +53,7 @@ THEIRS = {
 
 def settings(environment: dict[str, str] | None = None, config: str | None = None, **flags: str) -> AgentSettings:
     given = {name.replace("_", "-"): value for name, value in flags.items()}
-    return make_settings(given, environment or {}, config).settings
+    return make_settings(given, environment or {}, config)
 
 
 def test_every_flag_and_variable_of_theirs_is_there() -> None:
@@ -201,8 +201,8 @@ def test_secrets_are_in_no_dump_and_no_error() -> None:
         make_settings(flags, {})
     assert "hidden" not in str(error.value)
     found = make_settings({**flags, "archiver-bucket": "bucket"}, {})
-    assert "hidden" not in repr(found.settings)
-    assert "hidden" not in found.settings.model_dump_json()
+    assert "hidden" not in repr(found)
+    assert "hidden" not in found.model_dump_json()
 
 
 def test_of_a_secret_and_its_file_the_nearer_counts(tmp_path: Path) -> None:

@@ -28,6 +28,8 @@ from tests.unit.agent_rig import (
     ship,
 )  # fmt: skip
 
+from gpuflight.events.format.writer import SessionWriter
+
 __all__ = ["quick_retries"]
 pytestmark = pytest.mark.usefixtures("quick_retries")
 
@@ -158,6 +160,39 @@ def test_the_plain_file_of_a_window_is_no_other_window(logs: Path, state: Path) 
     with Receiver(store) as receiver:
         assert ship(logs, receiver, state) == 0
     assert sorted(store.lines) == sorted([*before, b'{"type":"other window of this number"}'])
+
+
+def test_a_half_compressed_window_beside_its_plain_file(tmp_path: Path, state: Path) -> None:
+    """The writer was killed while it compressed: the plain file is the window."""
+    logs = copy("v1.3.0rc1-killed", tmp_path / "logs")
+    (session,) = logs.iterdir()
+    expected = lines_of(logs)
+    raw = sorted((session / ".tmp").glob("device.[0-9]*.log"))
+    for path, keep in ((raw[0], -20), (raw[1], None)):
+        (session / ".tmp" / f"{path.name}.gz").write_bytes(gzip.compress(path.read_bytes())[:keep])
+    (session / ".tmp" / f"{raw[2].name}.gz.part").write_bytes(b"\x1f\x8b")
+    store = Store()
+    with Receiver(store) as receiver:
+        assert ship(logs, receiver, state) == 0
+    assert sorted(store.lines) == expected
+
+
+def test_windows_that_are_not_compressed(tmp_path: Path, state: Path) -> None:
+    """Their lines are sent, and held against their identity."""
+    logs = tmp_path / "logs"
+    logs.mkdir()
+    with SessionWriter(str(logs), "plain", compress=False, rotate_bytes=500) as writer:
+        for number in range(20):
+            writer.event("shutdown", {"ts_ns": 1_790_000_000_000_000_000 + number, "app": "a" * 50})
+    store = Store()
+    with Receiver(store) as receiver:
+        assert ship(logs, receiver, state) == 0
+        assert sorted(store.lines) == lines_of(logs)
+        damaged = sorted((logs / "plain").glob("device.*.log"))[0]
+        damaged.write_bytes(damaged.read_bytes().replace(b"aaa", b"bbb"))
+        (logs / "plain" / ".uploaded").unlink()
+        assert ship(logs, receiver, tmp_path / "another") == 1
+    assert f"payload_checksum_mismatch:{damaged.name}" in reason(logs, "plain")
 
 
 @pytest.mark.parametrize(

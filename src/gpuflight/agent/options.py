@@ -92,16 +92,9 @@ BY_FLAG = {option.flag: option for option in OPTIONS} | {
 }
 
 
-class Made(Struct):
-    """Settings, and the secrets that were given as flags."""
-
-    settings: AgentSettings
-    exposed: dict[str, str]
-
-
 def make_settings(
     flags: Mapping[str, str], environment: Mapping[str, str] | None = None, config: str | None = None
-) -> Made:
+) -> AgentSettings:
     """Settings of ``flags`` (by name, without ``--``), else of the file ``config``, else of the environment. Raises
     ConfigError with a line per mistake."""
     environment = os.environ if environment is None else environment
@@ -141,8 +134,7 @@ def make_settings(
         settings = validate(AgentSettings, data, strict=False)
     except ValidationError as error:
         raise ConfigError("\n".join(_as_flag(path, line) for path, line in problems(error, AgentSettings))) from None
-    exposed = {flag: text for flag, text in flags.items() if BY_FLAG[flag].kind == "secret" and text}
-    return Made(settings, exposed)
+    return settings
 
 
 def _file(path: str) -> AgentFile:

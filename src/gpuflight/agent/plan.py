@@ -98,6 +98,8 @@ def make_plan(
 def _items(folder: SessionFolder, channel: str, *, over: bool) -> Iterator[Item]:
     for number, group in groupby(folder.windows.get(channel, ()), key=lambda w: w.number):
         same = [w for w in group if not w.part and (over or not _waits(folder, w))]
+        if number is not None and all(w.temporary for w in same):
+            same.sort(key=lambda w: w.compressed)  # the plain file is whole, the other one perhaps half written
         if number is None and len(same) > 1:  # un-numbered ones are different windows: the finished one is older
             same.sort(key=lambda w: (w.temporary, not w.compressed))
         for position, window in enumerate(same):

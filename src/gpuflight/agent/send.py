@@ -102,7 +102,9 @@ class WindowSender:
         window = item.window
         if item.twin is not None:
             crc32, size_bytes = content_crc32(window.path, window.compressed)
-            if (crc32, size_bytes) == content_crc32(item.twin.path, item.twin.compressed):
+            same = (crc32, size_bytes) == content_crc32(item.twin.path, item.twin.compressed)
+            half_written = window.compressed and not item.twin.compressed and is_damaged(window.path)
+            if same or half_written:
                 sent = Sent("sent", crc32=crc32)
                 self._progress.note(item.folder, item.key, sent)
                 return sent, Result("done")
@@ -163,6 +165,10 @@ class WindowSender:
             size_bytes += len(lines.data)
             item.sent = Sent("part", lines.end, note=_note(rejected))
             self._progress.note(item.folder, item.key, item.sent)
+        if item.sidecar is not None and not window.compressed and not damage:
+            told = (item.sidecar.payload_bytes, item.sidecar.payload_crc32)
+            if told != (reader.size_bytes, reader.crc32):
+                damage = f"payload_checksum_mismatch:{window.name}"
         lost = reader.lost if reader.lost != "cut_line" else ""  # the writer's end cut it; nobody has its rest
         if reader.lost == "cut_line":
             log.warning("%s: its last line is cut", window.path)

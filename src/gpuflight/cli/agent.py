@@ -64,7 +64,7 @@ def run(arguments: argparse.Namespace) -> int:
         more = "" if hidden else ", and it still stands there"
         better = f"use --{flag}-file or ${BY_FLAG[flag].variable}"
         say(f"--{flag}: everybody on this machine could read it in the command line{more}; {better}")
-    made = make_settings(flags, config=arguments.config)
+    settings = make_settings(flags, config=arguments.config)
 
     from gpuflight.agent.agent import make_agent
 
@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace) -> int:
 
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, end)
-    agent = make_agent(made.settings)
+    agent = make_agent(settings)
     try:
         code = agent.run(stop)
     finally:
