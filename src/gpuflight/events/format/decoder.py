@@ -12,6 +12,7 @@ from typing import Any
 
 import msgspec
 
+from gpuflight.events.arrays import numpy
 from gpuflight.events.batch import Batch
 from gpuflight.events.format.cells import cell
 from gpuflight.events.format.details import Details, head_of
@@ -23,6 +24,7 @@ from gpuflight.events.format.rows import Problems, parse_rows
 from gpuflight.events.format.runs import Run
 from gpuflight.events.format.session import Session
 from gpuflight.events.format.session_lines import capability_rows, dictionary_entries
+from gpuflight.events.format.sheets import Block
 from gpuflight.events.format.singles import Row, add_duration, row_of
 from gpuflight.events.format.telemetry import telemetry_of
 from gpuflight.events.ledger import Ledger, Place
@@ -31,6 +33,10 @@ from gpuflight.events.tables import TABLES
 __all__ = ["Decoder", "Lines"]
 
 _TYPE = b'"type":"'
+_SHUTDOWN = b"shutdown"
+_BLOCK = 1 << 15
+"""Less than this is not worth to be looked at as a whole."""
+
 _ROWS = b'"rows":[['
 _ROWS_END = b"]]}"
 _NO_ROWS = b"[]}"
@@ -73,13 +79,42 @@ class Decoder:
     def feed(self, data: bytes, place: Place = Place()) -> list[Batch]:  # noqa: B008 (immutable)
         """Batches of whole lines (the last one may lack its newline). ``place.offset``: where ``data`` starts."""
         offset = max(place.offset, 0)
+        for start, end in (
+            self._known(data, place._replace(offset=offset)) if len(data) >= _BLOCK else ((0, len(data)),)
+        ):
+            self._read(data[start:end], place, offset + start)
+        self._flush(place)
+        return self._output.finish()
+
+    def _known(self, data: bytes, place: Place) -> list[tuple[int, int]]:
+        """Takes the lines that are like known ones; where the others are."""
+        np = numpy()
+        runs: list[Run | Details] = [*self._cut_runs.values(), *self._heads.values()]
+        runs = [run for run in runs if run.repeats.rows]
+        if not runs:
+            return [(0, len(data))]
+        block = Block(data)
+        found = [(run, result) for run in runs if (result := run.find(block)) is not None]
+        left = np.ones(len(block.starts), dtype=bool)
+        for _, result in found:
+            left[result.lines] = False
+        edges = np.flatnonzero(np.diff(left, prepend=False, append=False))
+        starts, ends = block.starts[edges[::2]], np.minimum(block.ends[edges[1::2] - 1] + 1, len(data))
+        others = list(zip(starts.tolist(), ends.tolist(), strict=True))
+        if any(data.find(_SHUTDOWN, start, end) >= 0 for start, end in others):
+            return [(0, len(data))]  # what comes after it is told apart
+        for run, result in found:
+            run.put(result, self._output, place._replace(offset=place.offset + int(result.offsets[0])))
+            self.lines += len(result.lines)
+        return others
+
+    def _read(self, data: bytes, place: Place, offset: int) -> None:
+        """All lines, one after the other."""
         if self._details is None:
             read = self._lines(data, place, offset, until_head=True)
             data, offset = data[read:], offset + read
         if data and self._details is not None:
             self._block(self._details, data, place, offset)
-        self._flush(place)
-        return self._output.finish()
 
     def session(self, identifier: str) -> Session:
         """The state of a session, made at its first line."""
@@ -369,7 +404,7 @@ class Decoder:
     def _run(self, wire_type: str) -> Run:
         run = self._runs.get(wire_type)
         if run is None:
-            run = self._runs[wire_type] = Run(wire_type, SINGLES[wire_type])
+            run = self._runs[wire_type] = Run(wire_type, SINGLES[wire_type], self.sessions)
             if run.plan.volatile and wire_type != "kernel_detail":
                 self._cut_runs[wire_type.encode()] = run
         return run
@@ -416,13 +451,13 @@ class Decoder:
             self.lines += len(details.numbers)
             for line in details.flush(self._output):
                 self._alone(line, "kernel_detail", place)
-        self._run("kernel_detail").flush(self._output, self.sessions)
+        self._run("kernel_detail").flush(self._output)
 
     def _flush_run(self, run: Run, place: Place) -> None:
         self.lines += len(run.numbers)
-        for line in run.flush(self._output, self.sessions):
+        for line in run.flush(self._output):
             self._alone(line, run.wire_type, place)
-        run.flush(self._output, self.sessions)
+        run.flush(self._output)
 
     def _alone(self, line: bytes, wire_type: str, place: Place) -> None:
         """A line that was taken for one like others and is not: read on its own (it was counted already)."""

@@ -11,7 +11,8 @@ from typing import Any
 from gpuflight.events.arrays import numpy
 from gpuflight.events.format.emit import Output, select
 from gpuflight.events.format.session import Session
-from gpuflight.events.format.singles import Repeats, Row
+from gpuflight.events.format.sheets import Block, Found, Sheet
+from gpuflight.events.format.singles import LEADING_ZERO, Repeats, Row
 from gpuflight.events.ledger import Place
 from gpuflight.events.tables import TABLES
 
@@ -35,10 +36,21 @@ class Details:
         self.numbers: list[int] = []
         self.corr_ids: list[bytes] = []
         self.place = Place()
+        self._sheet = Sheet([["corr_id"]])
 
     def learn(self, rest: bytes, row: Row) -> int:
         values = {k: v for k, v in row.values.items() if k != "corr_id"}
-        return self.repeats.add(rest, len(rest), Row(values, row.extra), self.session.id)
+        number = self.repeats.add(rest, len(rest), Row(values, row.extra), self.session.id)
+        self._sheet.learn((self.head[1:], b"," + rest), number)
+        return number
+
+    def find(self, block: Block) -> Found | None:
+        """Lines of a block that are like known ones."""
+        return None if self.repeats.full else self._sheet.find(block)
+
+    def put(self, found: Found, output: Output, place: Place) -> None:
+        """Batches of what was found."""
+        self._put(found.numbers, found.values["corr_id"].view(numpy().int64), output, place)
 
     def flush(self, output: Output) -> list[bytes]:
         """A batch of all lines; answers lines whose number is none, to be read one by one."""
@@ -49,6 +61,7 @@ class Details:
         text = b",".join(self.corr_ids)
         plain = text.translate(None, b"0123456789") == b"," * (len(self.corr_ids) - 1)
         plain = plain and b",," not in text and text[:1] != b"," and text[-1:] not in (b",", b"")
+        plain = plain and LEADING_ZERO.search(text) is None
         corr_ids: Any = np.fromstring(text, dtype=np.ulonglong, sep=",").view(np.int64) if plain else None
         if corr_ids is None or corr_ids.size != len(self.numbers) or corr_ids.min() < 0:
             parts = {number: rest for rest, number in self.repeats.index.items()}
@@ -57,20 +70,24 @@ class Details:
                 for corr_id, number in zip(self.corr_ids, self.numbers, strict=True)
             ]
         else:
-            for taken in self.repeats.take(self.numbers, _KINDS):
-                own = corr_ids if taken.positions is None else select(corr_ids, taken.positions)
-                columns = {"corr_id": own, **taken.columns}
-                output.columns(
-                    self.session,
-                    TABLES["kernel_detail"],
-                    "kernel_detail",
-                    columns,
-                    taken.count,
-                    self.place,
-                    extra=taken.extra,
-                )
+            self._put(self.numbers, corr_ids, output, self.place)
         self.numbers.clear()
         self.corr_ids.clear()
         if self.repeats.full:
             self.repeats = Repeats()
+            self._sheet = Sheet([["corr_id"]])
         return left
+
+    def _put(self, numbers: Any, corr_ids: Any, output: Output, place: Place) -> None:
+        for taken in self.repeats.take(numbers, _KINDS):
+            own = corr_ids if taken.positions is None else select(corr_ids, taken.positions)
+            columns = {"corr_id": own, **taken.columns}
+            output.columns(
+                self.session,
+                TABLES["kernel_detail"],
+                "kernel_detail",
+                columns,
+                taken.count,
+                place,
+                extra=taken.extra,
+            )

@@ -8,6 +8,7 @@ from gpuflight.events.arrays import numpy
 from gpuflight.events.format.emit import Output, select
 from gpuflight.events.format.plans import Plan
 from gpuflight.events.format.session import Session
+from gpuflight.events.format.sheets import Block, Found, Sheet
 from gpuflight.events.format.singles import Cut, Repeats, Row, find_cut
 from gpuflight.events.ledger import Place
 
@@ -18,9 +19,10 @@ _LAYOUTS_LEARNT = 64
 class Run:
     """Lines of one type. Those that fit the ``cut`` are three lists of the same length; the others are rows."""
 
-    def __init__(self, wire_type: str, plan: Plan) -> None:
+    def __init__(self, wire_type: str, plan: Plan, sessions: dict[str, Session]) -> None:
         self.wire_type = wire_type
         self.plan = plan
+        self._sessions = sessions
         self.cut: Cut | None = None
         self.repeats = Repeats()
         self.numbers: list[int] = []
@@ -28,9 +30,20 @@ class Run:
         self.lines: list[bytes] = []
         self.place = Place()
         self.rows: list[tuple[Session, Row, Place]] = []
+        self._sheet = Sheet([])
         self._learnt = 0
         self._kinds: dict[str, str] = {"shape_id": "i64"}
         self._kinds.update({c.name: c.kind for c in plan.table.columns})
+
+    def find(self, block: Block) -> Found | None:
+        """Lines of a block that are like known ones."""
+        return None if self.cut is None or self.repeats.full else self._sheet.find(block)
+
+    def put(self, found: Found, output: Output, place: Place) -> None:
+        """Batches of what was found."""
+        columns = self._columns(found.values)
+        assert columns is not None  # noqa: S101 (they were looked at)
+        self._put(found.numbers, columns, output, place)
 
     def learn(self, line: bytes, row: Row, session: Session) -> bool:
         """Remember what of this line repeats; whether the line is now in the run. Flush first if ``fits`` says no."""
@@ -44,6 +57,7 @@ class Run:
         self.numbers.append(number)
         self.changes.append(changes)
         self.lines.append(line)
+        self._sheet.learn(cut.texts(repeats), number)
         return True
 
     def fits(self, line: bytes) -> bool | None:
@@ -59,6 +73,7 @@ class Run:
             return None
         self.cut = cut
         self.repeats = Repeats()
+        self._sheet = Sheet(cut.groups)
         self._learnt += 1
         return True
 
@@ -73,33 +88,22 @@ class Run:
         columns = {self.plan.fields[n].column.name for n in names if n in self.plan.fields}
         return columns | {"duration_ns"} if "end_ns" in names and "end_ns" not in self.plan.fields else columns
 
-    def flush(self, output: Output, sessions: dict[str, Session]) -> list[bytes]:
+    def flush(self, output: Output) -> list[bytes]:
         """Batches of all lines; answers lines that were cut but turn out to need reading one by one."""
         left: list[bytes] = []
         if self.numbers:
             assert self.cut is not None  # noqa: S101 (numbers come of a cut)
-            columns = self._numbers(self.cut)
+            columns = self._columns(self.cut.numbers(self.changes))
             if columns is None:
                 left = list(self.lines)
             else:
-                for taken in self.repeats.take(self.numbers, self._kinds):
-                    own = columns
-                    if taken.positions is not None:
-                        own = {k: select(v, taken.positions) for k, v in columns.items()}
-                    output.columns(
-                        sessions[taken.session_id],
-                        self.plan.table,
-                        self.wire_type,
-                        {**taken.columns, **own},
-                        taken.count,
-                        self.place,
-                        extra=taken.extra,
-                    )
+                self._put(self.numbers, columns, output, self.place)
             self.numbers.clear()
             self.changes.clear()
             self.lines.clear()
             if self.repeats.full:
                 self.repeats = Repeats()
+                self._sheet = Sheet(self.cut.groups)
         if self.rows:
             rows, self.rows = self.rows, []
             by_session: dict[str, list[tuple[Session, Row, Place]]] = {}
@@ -116,12 +120,26 @@ class Run:
                 )
         return left
 
-    def _numbers(self, cut: Cut) -> dict[str, Any] | None:
+    def _put(self, numbers: Any, columns: dict[str, Any], output: Output, place: Place) -> None:
+        for taken in self.repeats.take(numbers, self._kinds):
+            own = columns
+            if taken.positions is not None:
+                own = {k: select(v, taken.positions) for k, v in columns.items()}
+            output.columns(
+                self._sessions[taken.session_id],
+                self.plan.table,
+                self.wire_type,
+                {**taken.columns, **own},
+                taken.count,
+                place,
+                extra=taken.extra,
+            )
+
+    def _columns(self, parsed: dict[str, Any] | None) -> dict[str, Any] | None:
         """Columns of the numbers that were cut out; None if one is too large for its column."""
-        np = numpy()
-        parsed = cut.numbers(self.changes)
         if parsed is None:
             return None
+        np = numpy()
         columns: dict[str, Any] = {}
         for wire, values in parsed.items():
             field = self.plan.fields.get(wire)

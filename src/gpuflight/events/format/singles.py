@@ -8,6 +8,7 @@ gave back what its fields say. The numbers of all lines go to numpy's parser at 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -86,6 +87,7 @@ def add_duration(plan: Plan, values: dict[str, Value], fields: dict[str, Any]) -
 Parts = tuple[tuple[bytes, ...], tuple[bytes, ...]]
 _DIGITS = b"0123456789"
 _KEY_LETTERS = b'":_abcdefghijklmnopqrstuvwxyz'
+LEADING_ZERO = re.compile(rb"(?:^|,)0[0-9]")
 _NEWLINE_TO_COMMA = bytes.maketrans(b"\n", b",")
 
 
@@ -100,6 +102,11 @@ class Cut:
         self.parts = _cutter(marks)
         """(what repeats, what changes) of a line; a line of another layout gives parts that nobody knows."""
 
+    def texts(self, repeats: tuple[bytes, ...]) -> tuple[bytes, ...]:
+        """What stands around the numbers of a line, marks included."""
+        ends, begins = [*self.marks[::2], b""], [b"", *self.marks[1::2]]
+        return tuple(b + text + e for b, text, e in zip(begins, repeats, ends, strict=True))
+
     def numbers(self, changes: list[tuple[bytes, ...]]) -> dict[str, Any] | None:
         """Fields → uint64 arrays, over all lines; None if a line has anything but digits where numbers should be."""
         np = numpy()
@@ -110,7 +117,7 @@ class Cut:
             if b"-" in text or text.translate(None, _DIGITS) != b"\n".join([skeleton] * count):
                 return None
             text = text.translate(_NEWLINE_TO_COMMA, _KEY_LETTERS)
-            if b",," in text or text[:1] == b"," or text[-1:] in (b",", b""):
+            if b",," in text or text[:1] == b"," or text[-1:] in (b",", b"") or LEADING_ZERO.search(text):
                 return None
             values = np.fromstring(text, dtype=np.ulonglong, sep=",")
             if values.size != count * len(names):
@@ -209,8 +216,8 @@ class Repeats:
     def full(self) -> bool:
         return self._bytes > _KEPT_BYTES
 
-    def take(self, numbers: list[int], kinds: dict[str, str]) -> list[Taken]:
-        """Rows by number; those of one session with the same columns together."""
+    def take(self, numbers: Any, kinds: dict[str, str]) -> list[Taken]:
+        """Rows by number (a list or array of them); those of one session with the same columns together."""
         np = numpy()
         asked = np.array(numbers, dtype=np.int64)
         present = np.zeros(len(self.rows), dtype=bool)
