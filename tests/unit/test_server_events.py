@@ -513,6 +513,23 @@ def test_it_is_all_stored_when_the_server_is_told_to_stop(tmp_path: Path) -> Non
         asyncio.run(server.events.ask(lambda store: store.session("s")))
 
 
+def test_a_question_that_takes_too_long_does_not_hold_up_the_end(tmp_path: Path) -> None:
+    service = EventService(EventsSettings(), str(tmp_path / "events"))
+    begun, go_on = threading.Event(), threading.Event()
+
+    def question(store: Any) -> None:
+        begun.set()
+        go_on.wait(60)
+
+    asking = threading.Thread(target=lambda: asyncio.run(service.ask(question)))
+    asking.start()
+    assert begun.wait(60)
+    assert service.stop(0.2) is False
+    go_on.set()
+    asking.join()
+    assert service.stop(30) is True
+
+
 def test_the_section_of_the_settings() -> None:
     from gpuflight.cli.plugin_settings import effective, make_events
     from gpuflight.errors import ConfigError

@@ -90,7 +90,11 @@ class EventService:
         with self._lock:
             store, ingest = self._store, self._ingest
         in_time = ingest.close(max(0.1, deadline_s)) if ingest is not None else True
-        self._queries.shutdown(wait=True, cancel_futures=True)
+        # In a thread: a question that is being worked on may take longer than there is time.
+        ending = threading.Thread(target=self._queries.shutdown, kwargs={"cancel_futures": True}, daemon=True)
+        ending.start()
+        ending.join(max(0.1, until_s - time.monotonic()))
+        in_time = in_time and not ending.is_alive()
         if self._timer is not None:
             self._timer.join(max(0.1, until_s - time.monotonic()))
         if self._publisher is not None:
