@@ -12,6 +12,7 @@ import msgspec
 import pytest
 
 pytest.importorskip("duckdb")
+from tests.unit import arrow_reader
 from tests.unit.events_fixture import SESSION, EventServer
 from tests.unit.test_event_report_html import Page
 from tests.unit.test_server_sessions import fill
@@ -55,7 +56,8 @@ def test_a_trace_is_a_stream(server: EventServer) -> None:
 def test_tables(server: EventServer, name: str, count: int) -> None:
     lines = server.get(f"{ROOT}/tables/{name}?format=ndjson").text.splitlines()
     rows = list(csv.DictReader(io.StringIO(server.get(f"{ROOT}/tables/{name}").text, newline="")))
-    assert len(lines) == len(rows) == count
+    _, batch, _ = arrow_reader.read(server.get(f"{ROOT}/tables/{name}?format=arrow").content)
+    assert len(lines) == len(rows) == len(batch) == count
 
 
 def test_what_there_is_not(server: EventServer) -> None:

@@ -29,7 +29,7 @@ COMMANDS = {
     "env": "what this machine lets gpuflight see, and how to see more",
     "agent": "send the logs of GPU Flight's client to a receiver, Kafka and S3",
     "report": "what a GPU session did, what slowed it down, and what could not be seen",
-    "export": "a GPU session as a trace for Perfetto, or its tables as CSV, NDJSON or Parquet",
+    "export": "a GPU session as a trace for Perfetto, or its tables as CSV, NDJSON, Parquet or Arrow",
     "import": "traces of the PyTorch profiler and Nsight Systems into an event store",
     "subscriber": "where rounds are delivered: types, trial deliveries, and those of a running server",
     "token": "the access tokens of a server: create, list, revoke",

@@ -14,8 +14,9 @@ DESCRIPTION = """\
 Write a GPU session in a format of other programs.
 
 `--as trace` makes a timeline for https://ui.perfetto.dev or chrome://tracing: lanes per device and stream, scopes and
-calls of the host, counters, arrows from calls to what they started. `--as csv`, `ndjson` and `parquet` write one table
-(--table) or one answer (--query), `--list` says which there are. The session is named as in `gpuflight report`.
+calls of the host, counters, arrows from calls to what they started. `--as csv`, `ndjson`, `parquet` and `arrow` (an IPC
+stream) write one table (--table) or one answer (--query), `--list` says which there are. The session is named as in
+`gpuflight report`.
 """
 
 EXAMPLES = (
@@ -24,7 +25,7 @@ EXAMPLES = (
     "gpuflight export logs --as parquet --table kernel --out kernels.parquet --json",
 )
 
-FORMATS = ("trace", "csv", "ndjson", "parquet")
+FORMATS = ("trace", "csv", "ndjson", "parquet", "arrow")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -71,7 +72,7 @@ def _check(arguments: argparse.Namespace) -> None:
     if arguments.table is not None and arguments.query is not None:
         raise InputError("--table or --query, not both")
     if arguments.form == "trace" and (arguments.table or arguments.query):
-        raise InputError("--table and --query are of csv, ndjson and parquet")
+        raise InputError("--table and --query are of tables, not of a trace")
     if arguments.query is not None and arguments.query not in QUERIES:
         raise InputError(f"--query {arguments.query}: there are {', '.join(QUERIES)}")
     if arguments.table is not None:
@@ -86,6 +87,7 @@ def _check(arguments: argparse.Namespace) -> None:
 
 
 def _write(sessions: Any, arguments: argparse.Namespace) -> dict[str, Any]:
+    from gpuflight.events.export.arrow import arrow_stream
     from gpuflight.events.export.tables import text_of, write_parquet
     from gpuflight.events.export.trace import TraceCounts, chrome_trace
     from gpuflight.events.query.reader import Reader
@@ -96,7 +98,12 @@ def _write(sessions: Any, arguments: argparse.Namespace) -> dict[str, Any]:
         rows = write_parquet(sessions.store, sessions.sessions, what, arguments.out)
         return {"file": arguments.out, "rows": rows, "bytes": os.path.getsize(arguments.out)}
     counts = TraceCounts()
-    pieces = chrome_trace(reader, counts) if arguments.form == "trace" else text_of(reader, what, arguments.form)
+    if arguments.form == "trace":
+        pieces = chrome_trace(reader, counts)
+    elif arguments.form == "arrow":
+        pieces = arrow_stream(sessions.store, sessions.sessions, what)
+    else:
+        pieces = text_of(reader, what, arguments.form)
     size = _write_pieces(pieces, arguments.out)
     if arguments.form == "trace":
         return {"file": arguments.out, "events": counts.events, "unplaced": counts.unplaced, "bytes": size}

@@ -19,6 +19,7 @@ _ERROR = {"$ref": "#/components/schemas/Error"}
 _GRAPH_TYPES = (_JSON, "application/msgpack", "application/x-ndjson", "text/plain")
 _CONTROL = ("running", "references_count", "interval_s", "latest_round", "failed_rounds_count", "history")
 _COLLECTOR = ("name", "enabled", "settings", "coverage")
+_TABLE_TYPES = ("text/csv", "application/x-ndjson", "application/vnd.apache.arrow.stream")
 _ENVELOPE = ("env", "content")
 _SUBSCRIBER = ("name", "type", "statistics")
 
@@ -201,9 +202,7 @@ def _success(path: str, method: str, operation: dict[str, Any]) -> None:
         elif path == "/api/v1/sessions/{session_id}/report":
             content["text/html"] = {"schema": {"type": "string"}}
         elif path == "/api/v1/sessions/{session_id}/tables/{name}":
-            content = {
-                media_type: {"schema": {"type": "string"}} for media_type in ("text/csv", "application/x-ndjson")
-            }
+            content = {media_type: {"schema": {"type": "string"}} for media_type in _TABLE_TYPES}
         elif path == "/api/v1/graph":
             content |= {media_type: {} for media_type in _GRAPH_TYPES[1:]}
         response["content"] = content

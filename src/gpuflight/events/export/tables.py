@@ -1,4 +1,4 @@
-"""Tables and answers as CSV, NDJSON and Parquet.
+"""Tables and answers as CSV, NDJSON and Parquet (``arrow`` has Arrow).
 
 A table has its columns as in ``events.tables`` (units in their names), before them ``session_id`` and, where rows have
 a time, ``clock`` (wall, steady, unplaced); beside every id of a dictionary its text. An unknown cell is empty (CSV),
@@ -12,13 +12,12 @@ import io
 import os
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
-from itertools import pairwise
 from typing import Any, Literal, Protocol
 
 import msgspec
 
 from gpuflight.errors import InputError, MissingExtra
-from gpuflight.events.export.windows import in_order
+from gpuflight.events.export.windows import in_order, parts
 from gpuflight.events.query.allocations import held, memory_use
 from gpuflight.events.query.copies import copies, fills
 from gpuflight.events.query.kernels import launches, top_kernels
@@ -30,8 +29,7 @@ from gpuflight.events.store.catalogue import Session
 from gpuflight.events.store.layout import CLOCKS, SQL_TYPES
 from gpuflight.events.tables import TABLES
 
-Form = Literal["csv", "ndjson", "parquet"]
-FORMS: tuple[Form, ...] = ("csv", "ndjson", "parquet")
+Form = Literal["csv", "ndjson"]
 
 QUERIES: dict[str, Callable[[Reader], Sequence[msgspec.Struct]]] = {
     "top-kernels": lambda reader: top_kernels(reader, quantiles=True, limit=MAX_ROWS).lines,
@@ -74,21 +72,21 @@ def columns_of(what: str) -> list[tuple[str, str]]:
 def table_sql(reader: Reader, what: str) -> str:
     """SQL of a table as it is exported, in brackets."""
     table = TABLES[what]
-    parts = [_choice("t.session_no", {s.session_no: s.session_id for s in reader.sessions}) + " AS session_id"]
+    chosen = [_choice("t.session_no", {s.session_no: s.session_id for s in reader.sessions}) + " AS session_id"]
     joins: list[str] = []
     if table.time:
-        parts.append(_choice("t.clock", {number: word for word, number in CLOCKS.items()}) + " AS clock")
+        chosen.append(_choice("t.clock", {number: word for word, number in CLOCKS.items()}) + " AS clock")
     for column in table.columns:
-        parts.append(f't."{column.name}"')
+        chosen.append(f't."{column.name}"')
         if column.dictionary:
             alias = f"d{len(joins)}"
-            parts.append(f'{alias}.text AS "{_text_name(column.name)}"')
+            chosen.append(f'{alias}.text AS "{_text_name(column.name)}"')
             joins.append(
                 f"LEFT JOIN (SELECT session_no, id, text FROM {reader.table('name')}"  # noqa: S608
                 f" WHERE dictionary = '{column.dictionary}') AS {alias}"
                 f' ON {alias}.session_no = t.session_no AND {alias}.id = t."{column.name}"'
             )
-    return f"(SELECT {', '.join(parts)} FROM {reader.table(what)} AS t {' '.join(joins)})"  # noqa: S608
+    return f"(SELECT {', '.join(chosen)} FROM {reader.table(what)} AS t {' '.join(joins)})"  # noqa: S608
 
 
 def table_rows(reader: Reader, what: str) -> Iterator[list[dict[str, Any]]]:
@@ -180,9 +178,8 @@ def _fill_table(scratch: Any, store: Columnar, reader: Reader, what: str) -> int
     columns = columns_of(what)
     scratch.execute("CREATE TABLE made ({})".format(", ".join(f'"{name}" {kind}' for name, kind in columns)))
     sql, time = table_sql(reader, what), TABLES[what].time
-    conditions = _conditions(reader, what, time) if time else ["TRUE"]
     count = 0
-    for condition in conditions:
+    for condition in parts_of(reader, what, 1_000_000):
         order = f'ORDER BY "{time}"' if time else "ORDER BY ALL"
         found = store.columns(f"SELECT * FROM {sql} WHERE {condition} {order}")  # noqa: S608
         scratch.register("incoming", found)
@@ -192,36 +189,37 @@ def _fill_table(scratch: Any, store: Columnar, reader: Reader, what: str) -> int
     return count
 
 
-def _conditions(reader: Reader, what: str, time: str) -> list[str]:
-    """Parts of the time of about a million rows each, and what has no time."""
-    row = reader.rows(
-        f'SELECT count(*) AS count, min("{time}") AS first, max("{time}") AS last FROM {reader.table(what)}'  # noqa: S608
-    )[0]
-    parts = max(1, row["count"] // 1_000_000)
-    if row["first"] is None:
-        return [f'"{time}" IS NULL']
-    step = (row["last"] - row["first"]) // parts + 1
-    edges = [row["first"] + step * index for index in range(parts + 1)]
-    found = [f'"{time}" >= {low} AND "{time}" < {high}' for low, high in pairwise(edges)]
-    return [*found, f'"{time}" IS NULL']
+def parts_of(reader: Reader, what: str, rows_at_once: int) -> Iterator[str]:
+    """Conditions that part a table by its time, into at most so many rows each; what has no time comes last."""
+    time = TABLES[what].time
+    if not time:
+        yield "TRUE"
+        return
+    yield from parts(reader, reader.table(what), f'"{time}"', rows_at_once)
+    yield f'"{time}" IS NULL'
 
 
-def _fill_answer(scratch: Any, rows: list[dict[str, Any]]) -> int:
-    names = list(dict.fromkeys(name for row in rows for name in row)) or ["empty"]
+def answer_columns(rows: list[dict[str, Any]]) -> list[tuple[str, str]]:
+    """(name, SQL type) of what the lines of an answer have."""
     kinds = {bool: "BOOLEAN", int: "HUGEINT", float: "DOUBLE", str: "VARCHAR"}
     columns = []
-    for name in names:
+    for name in list(dict.fromkeys(name for row in rows for name in row)) or ["empty"]:
         found = {kinds[type(row[name])] for row in rows if row.get(name) is not None}
         kind = next(iter(found)) if len(found) == 1 else "DOUBLE" if found == {"HUGEINT", "DOUBLE"} else "VARCHAR"
         if kind == "HUGEINT" and all(abs(row.get(name) or 0) < 2**63 for row in rows):
             kind = "BIGINT"
-        columns.append(f'"{name}" {kind}')
-    scratch.execute(f"CREATE TABLE made ({', '.join(columns)})")
+        columns.append((name, kind))
+    return columns
+
+
+def _fill_answer(scratch: Any, rows: list[dict[str, Any]]) -> int:
+    columns = answer_columns(rows)
+    scratch.execute("CREATE TABLE made ({})".format(", ".join(f'"{name}" {kind}' for name, kind in columns)))
     if rows:
-        places = ", ".join("?" * len(names))
+        places = ", ".join("?" * len(columns))
         scratch.executemany(
             f"INSERT INTO made VALUES ({places})",  # noqa: S608
-            [[row.get(name) for name in names] for row in rows],
+            [[row.get(name) for name, _ in columns] for row in rows],
         )
     return len(rows)
 

@@ -12,37 +12,43 @@ _ROWS_AT_ONCE = 20_000
 
 
 def in_order(reader: Reader, sql: str, time: str, order: str = "") -> Iterator[list[dict[str, Any]]]:
-    """Rows of ``sql`` (a SELECT in brackets, or a table), by ``time`` and then ``order``, in lists of at most 20,000.
-    Rows whose time is unknown are left out.
+    """Rows of ``sql`` (a SELECT in brackets, or a table), by ``time`` and then ``order``, in lists of at most 20,000
+    (more only if more have the very same time). Rows whose time is unknown are left out."""
+    keys = ", ".join(key for key in (time, order) if key)
+    for inside in parts(reader, sql, time, _ROWS_AT_ONCE):
+        yield reader.rows(f"SELECT * FROM {sql} WHERE {inside} ORDER BY {keys}")  # noqa: S608
 
-    One look counts how many there are in each part of the time, then parts are asked for: to ask for page after page by
-    OFFSET would sort everything for each.
+
+def parts(reader: Reader, sql: str, time: str, rows_at_once: int) -> Iterator[str]:
+    """Conditions that part rows by their time, in order, so that each holds for at most so many.
+
+    One look counts how many there are in each step of the time, then a part is some steps; a step that alone is too
+    much is looked at again. To ask for page after page by OFFSET would sort everything for each.
     """
     span = reader.rows(f"SELECT min({time}) AS first, max({time}) AS last, count({time}) AS count FROM {sql}")[0]  # noqa: S608
-    if not span["count"]:
+    if span["count"]:
+        yield from _between(reader, sql, time, rows_at_once, span["first"], span["last"] + 1, span["count"])
+
+
+def _between(
+    reader: Reader, sql: str, time: str, rows_at_once: int, from_ns: int, to_ns: int, count: int
+) -> Iterator[str]:
+    """Conditions from one time up to another."""
+    inside = f"{time} >= {from_ns} AND {time} < {to_ns}"
+    if count <= rows_at_once or to_ns - from_ns == 1:
+        yield inside
         return
-    first, step = span["first"], (span["last"] - span["first"]) // _STEPS + 1
+    step = (to_ns - from_ns - 1) // _STEPS + 1
     counts = reader.rows(
-        f"SELECT ({time} - {first}) // {step} AS part, count(*) AS count FROM {sql} WHERE {time} IS NOT NULL"  # noqa: S608
+        f"SELECT ({time} - {from_ns}) // {step} AS part, count(*) AS count FROM {sql} WHERE {inside}"  # noqa: S608
         " GROUP BY part ORDER BY part"
     )
-    start, held = 0, 0
-    for index, row in enumerate(counts):
-        if held and held + row["count"] > _ROWS_AT_ONCE:
-            yield from _part(reader, sql, time, order, first + start * step, first + row["part"] * step, held)
-            start, held = row["part"], 0
-        held += row["count"]
-        if index == len(counts) - 1:
-            yield from _part(reader, sql, time, order, first + start * step, span["last"] + 1, held)
-
-
-def _part(
-    reader: Reader, sql: str, time: str, order: str, from_ns: int, to_ns: int, count: int
-) -> Iterator[list[dict[str, Any]]]:
-    """One part; in pages, should very many rows have nearly the same time."""
-    keys = ", ".join(key for key in (time, order) if key)
-    for offset in range(0, count, _ROWS_AT_ONCE):
-        page = f"LIMIT {_ROWS_AT_ONCE} OFFSET {offset}" if count > _ROWS_AT_ONCE else ""
-        yield reader.rows(
-            f"SELECT * FROM {sql} WHERE {time} >= {from_ns} AND {time} < {to_ns} ORDER BY {keys} {page}"  # noqa: S608
-        )
+    groups: list[tuple[int, int, int]] = []  # first step, step behind the last, rows
+    for row in counts:
+        if groups and groups[-1][2] + row["count"] <= rows_at_once:
+            groups[-1] = (groups[-1][0], row["part"] + 1, groups[-1][2] + row["count"])
+        else:
+            groups.append((row["part"], row["part"] + 1, row["count"]))
+    for first, behind, held in groups:
+        low, high = from_ns + first * step, min(from_ns + behind * step, to_ns)
+        yield from _between(reader, sql, time, rows_at_once, low, high, held)

@@ -24,6 +24,12 @@ if TYPE_CHECKING:
 ROOT = "/api/v1/sessions/{session_id}"
 router = PlainRouter(prefix=ROOT, tags=["sessions"], dependencies=[Depends(require(Role.VIEWER))])
 
+MEDIA = {
+    "csv": "text/csv; charset=utf-8; header=present",
+    "ndjson": "application/x-ndjson",
+    "arrow": "application/vnd.apache.arrow.stream",
+}
+
 _SAMPLES = f"/api/v1/sessions/{SESSION}"
 Top = Annotated[int, Query(ge=1, le=1000, description="most lines of a list")]
 
@@ -75,10 +81,13 @@ async def table(
     state: State,
     session_id: SessionId,
     name: Annotated[str, Path(max_length=64, description="as `gpuflight export --list` shows them")],
-    form: Annotated[Literal["csv", "ndjson"], Query(alias="format", description="of the lines")] = "csv",
+    form: Annotated[
+        Literal["csv", "ndjson", "arrow"], Query(alias="format", description="lines, or an Arrow IPC stream")
+    ] = "csv",
 ) -> Response:
     """Every row of a table in order of time with the texts of its ids, or all lines of an answer (`top-kernels`)."""
     from gpuflight.errors import InputError
+    from gpuflight.events.export.arrow import arrow_stream
     from gpuflight.events.export.tables import QUERIES, columns_of, text_of
     from gpuflight.server.errors import ApiError
 
@@ -87,8 +96,14 @@ async def table(
             columns_of(name)
         except InputError as error:
             raise ApiError(404, "no_such_table", str(error)[:1000]) from None
-    pieces = await _ask_reader(state, session_id, lambda reader: text_of(reader, name, form))
-    media = "text/csv; charset=utf-8; header=present" if form == "csv" else "application/x-ndjson"
+
+    def pieces_of(reader: Reader) -> Iterator[bytes]:
+        if form == "arrow":
+            return arrow_stream(reader.store, reader.sessions, name)  # type: ignore[arg-type]
+        return text_of(reader, name, form)
+
+    pieces = await _ask_reader(state, session_id, pieces_of)
+    media = MEDIA[form]
     return _stream(state, pieces, media, f"{session_id}-{name}.{form}")
 
 
