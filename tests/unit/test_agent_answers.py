@@ -92,6 +92,26 @@ def test_402_without_proof_never_counts(logs: Path, state: Path) -> None:
     assert not (logs / CLEAN_ID / ".failed").exists()
 
 
+def test_a_token_that_is_repeated_by_who_answers_is_shown_nowhere(
+    logs: Path, state: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = "gpfl_" + "s3cret" * 10
+
+    def answer(request: Received) -> Answer:
+        padding = b"x" * 170  # so that a text that is cut would end within the token
+        return Answer(
+            400 if "device" in str(request.headers) else 401, body=padding + request.headers["authorization"].encode()
+        )
+
+    with Receiver(answer) as receiver:
+        assert ship(logs, receiver, state, token=token, give_up_after="0.5") == 3
+    everything = caplog.text + "".join(
+        path.read_text(errors="replace") for path in (*state.rglob("*"), *logs.rglob(".*")) if path.is_file()
+    )
+    assert "status 401" in everything
+    assert "s3cret" not in everything
+
+
 def test_a_web_page_is_no_receiver(logs: Path, state: Path) -> None:
     page = Answer(200, {"Content-Type": "text/html; charset=utf-8"}, b"<html>log in first</html>")
     with Receiver(lambda _: page) as receiver:

@@ -28,6 +28,8 @@ _NOT_LOST = frozenset(("acked_window", "cut_line"))
 """Shipped before; and what a writer's end has cut, of which nobody has the rest."""
 _PAUSE_S = 0.1
 """Between two tries of what is left, where nothing moves."""
+_ASKED_PER_S = 200
+"""Sessions that are looked at, so that waiting for many costs no more than for few."""
 _QUIET_S = 30.0
 """Without a lock, a session that was not written for so long is over."""
 
@@ -164,7 +166,8 @@ class LineShipper:
                     self._tailer.commit(one.chunk)
             self._pending = [one for one in self._pending if not one.done]
         now_s = time.monotonic()
-        if now_s - self._looked_s >= min(1.0, self._settings.pollIntervalSeconds):
+        pause_s = max(min(1.0, self._settings.pollIntervalSeconds), len(self._sessions) / _ASKED_PER_S)
+        if now_s - self._looked_s >= pause_s:
             self._looked_s = now_s
             self._sessions = self._tailer.sessions()
             for session in self._sessions:

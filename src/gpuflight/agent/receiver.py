@@ -145,10 +145,10 @@ class Receiver:
             return Outcome(Verdict.WAIT, f"{where}: no answer in time ({deadline_s:g} s)")
         except (httpcore.NetworkError, httpcore.ProtocolError, httpcore.ProxyError, OSError) as error:
             return Outcome(Verdict.WAIT, f"{where}: {error or type(error).__name__}")
-        outcome = judge(answer)
+        outcome = judge(answer, token or "")
         outcome.status = answer.status
         words = f": {outcome.text}" if outcome.text else ""
-        outcome.text = f"{where}: status {answer.status}{words}".replace(token or "\n", "***")
+        outcome.text = f"{where}: status {answer.status}{words}"
         return outcome
 
     def _own_address(self) -> str:
@@ -165,13 +165,14 @@ class Receiver:
         return self._address
 
 
-def judge(answer: Answer) -> Outcome:
+def judge(answer: Answer, secret: str = "") -> Outcome:
     """What an answer means. 2xx is proof, unless it is a page for people, as proxies and login portals give. 402 and
-    409 are none (gpufl-agent takes them for success): only if the body says that the window is there."""
+    409 are none (gpufl-agent takes them for success): only if the body says that the window is there. ``secret`` is in
+    no text, though who answers may repeat it."""
     status = answer.status
     said = _said(answer)
     acknowledged = said.get("window_acknowledged") is True
-    words = _words(answer)
+    words = _words(answer, secret)
     if 200 <= status < 300:
         if "text/html" in answer.headers.get("content-type", ""):
             return Outcome(Verdict.WAIT, f"the answer is a web page, not a receiver's ({words[:80]})")
@@ -220,10 +221,11 @@ def _rejected(said: dict[str, Any]) -> tuple[int, list[Rejected]]:
     return max(count if isinstance(count, int) else 0, 0), lines
 
 
-def _words(answer: Answer) -> str:
+def _words(answer: Answer, secret: str) -> str:
     if answer.headers.get("content-encoding"):
         return ""
-    return _printable(answer.body[:200].decode(errors="replace"))
+    text = answer.body[:_ANSWER_MAX_BYTES].decode(errors="replace")
+    return _printable((text.replace(secret, "***") if secret else text)[:200])
 
 
 def _printable(text: str) -> str:
