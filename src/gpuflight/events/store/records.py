@@ -180,8 +180,10 @@ class Records:
                 for table, group in _by_table(fresh).items():
                     self._insert(TABLES[table], group)
                 self._insert_extra(fresh)
+                ended: dict[str, tuple[int, int | None]] = {}
                 for part, written in new:
-                    self._insert_end(part, written)
+                    self._insert_end(part, written, ended)
+                self._insert_sources(ended)
                 cursor.execute("COMMIT")
             except BaseException as error:
                 self._forget()
@@ -216,18 +218,39 @@ class Records:
             new.append((part, written))
         return new
 
-    def _insert_end(self, part: Part, written: Written) -> None:
-        """What was lost, and how far the source is stored now."""
+    def _insert_end(self, part: Part, written: Written, ended: dict[str, tuple[int, int | None]]) -> None:
+        """What was lost; ``ended`` gets how far the source is stored now, and its session."""
         source, batches = part.source, part.batches
         session_id = (source.session_id if source is not None else "") or (batches[0].session_id if batches else "")
         session_no = self._number_of(session_id) if session_id else None
         self._insert_losses(session_no or 0, part.ledger, written.ledger)
         if source is not None:
-            self._connection.execute(
-                "INSERT INTO source VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE SET position = excluded.position,"
-                " session_no = coalesce(excluded.session_no, session_no), written_ns = excluded.written_ns",
-                (source.name, source.end, session_no, time.time_ns()),
-            )
+            before = ended.get(source.name, (0, None))[1]
+            ended[source.name] = (source.end, before if session_no is None else session_no)
+
+    def _insert_sources(self, ended: dict[str, tuple[int, int | None]]) -> None:
+        """How far sources are stored now; all by one statement, or two, since a session may be unknown."""
+        np, now_ns = self._np, time.time_ns()
+        for known in (True, False):
+            rows = [(name, end, no) for name, (end, no) in ended.items() if (no is not None) == known]
+            if not rows:
+                continue
+            columns = {
+                "name": np.array([row[0] for row in rows], dtype=object),
+                "position": np.array([row[1] for row in rows], dtype="int64"),
+                "written_ns": np.full(len(rows), now_ns, dtype="int64"),
+            }
+            if known:
+                columns["session_no"] = np.array([row[2] for row in rows], dtype="uint32")
+            names = ", ".join(columns)
+            sets = ", ".join(f"{name} = excluded.{name}" for name in columns if name != "name")
+            self._connection.register("incoming", columns)
+            try:
+                self._connection.execute(
+                    f"INSERT INTO source ({names}) SELECT {names} FROM incoming ON CONFLICT DO UPDATE SET {sets}"  # noqa: S608
+                )
+            finally:
+                self._connection.unregister("incoming")
 
     def position(self, source: str) -> int | None:
         """How far a source is stored; None: nothing of it. Does not wait for a write that is under way."""
