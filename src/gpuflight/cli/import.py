@@ -30,10 +30,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Import one file after the other; say of each what came and what could not."""
     from gpuflight.cli.output import emit_json
     from gpuflight.events.imports import open_import
-    from gpuflight.events.store import EventStore
+    from gpuflight.events.store import open_store
 
     traces = [open_import(path) for path in arguments.files]  # all of them are looked at before one is stored
-    store = EventStore(arguments.store)
+    store = open_store(arguments.store)
     try:
         imported = [_one(store, trace) for trace in traces]
     finally:
