@@ -62,6 +62,42 @@ def test_removing_the_marker_of_a_failure_asks_for_another_try(logs: Path, state
     assert set(store.windows.values()) == {1}
 
 
+@pytest.mark.parametrize("mode", [{}, {"live": "true"}, {"upload_mode": "legacy"}], ids=str)
+def test_a_folder_of_any_name(logs: Path, state: Path, mode: dict[str, str]) -> None:
+    odd = os.path.join(os.fsencode(logs), b"\xff session \n\"'")
+    os.rename(os.fsencode(logs / CLEAN_ID), odd)
+    os.utime(logs, (1_700_000_000, 1_700_000_000))
+    store = Store()
+    with Receiver(store) as receiver:
+        assert ship(logs, receiver, state, **mode) == 0
+        assert ship(logs, receiver, state, **mode) == 0
+    assert sorted(store.lines) == lines_of(logs)
+    assert os.path.exists(os.path.join(odd, b".uploaded"))
+
+
+@pytest.mark.parametrize("mode", [{}, {"live": "true"}], ids=str)
+def test_a_disk_that_is_full_for_a_while(
+    logs: Path, state: Path, mode: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is counted as delivered that could not be noted; it goes on once there is room."""
+    from gpuflight.agent.progress import Progress
+
+    real, failures = Progress._do, [28] * 12
+
+    def full(self: Progress, sql: str, *values: object) -> None:
+        if failures and "cursor" not in sql:
+            raise OSError(failures.pop(), "No space left on device", self.path)
+        real(self, sql, *values)
+
+    monkeypatch.setattr(Progress, "_do", full)
+    store = Store()
+    with Receiver(store) as receiver:
+        assert ship(logs, receiver, state, **mode) == 0
+    assert not failures or mode
+    assert sorted(set(store.lines)) == sorted(set(lines_of(logs)))
+    assert (logs / CLEAN_ID / ".uploaded").exists()
+
+
 def test_an_empty_folder(tmp_path: Path, state: Path) -> None:
     (tmp_path / "logs").mkdir()
     with Receiver() as receiver:

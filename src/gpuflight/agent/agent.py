@@ -100,7 +100,7 @@ class Agent:
                 if self._windows.scanner.flat and self._lines is None:
                     self._lines = self._line_shipper(flat=True)
             if self._lines is not None:
-                self._lines.turn()
+                self._send_lines(self._lines)
             if self.settings.drains and now_s - checked_s >= min(_CHECK_S, self._interval_s()):
                 checked_s = now_s
                 clean = clean + 1 if self._drained() else 0
@@ -116,6 +116,12 @@ class Agent:
             else:
                 stop.wait(min(self._interval_s(), _LINE_WAIT_S))
         return self._code()
+
+    def _send_lines(self, lines: LineShipper) -> None:
+        try:
+            lines.turn()
+        except OSError as error:  # a full disk: nothing is committed that could not be noted
+            self._gate.close(f"{error.filename or self._progress.path}: {error.strerror or error}")
 
     def close(self) -> None:
         """End sending; what is not sent is sent by the next one."""

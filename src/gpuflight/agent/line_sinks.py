@@ -137,7 +137,7 @@ class KafkaLines:
     def _messages(self, client: KafkaClient, one: Pending) -> list[Message]:
         found = []
         for line in one.lines:
-            key = one.session_of(line).encode()
+            key = one.session_of(line).encode("utf-8", "surrogateescape")
             if len(line) + len(key) + _OVERHEAD_BYTES > client.limit_bytes:
                 self._refuse_line(one, line, f"larger than a message may be ({client.limit_bytes} bytes)")
                 continue

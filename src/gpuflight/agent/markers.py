@@ -39,7 +39,10 @@ def forget_loss(folder: str, channel: str, number: int) -> None:
 
 def close(folder: str, reason: str = "") -> None:
     """The session is over: everything has arrived, or, with a reason, not. Raises OSError."""
-    _write(f"{folder}/{FAILED if reason else UPLOADED}", f"{reason}\n".encode() if reason else b"")
+    _write(
+        f"{folder}/{FAILED if reason else UPLOADED}",
+        f"{reason}\n".encode("utf-8", "backslashreplace") if reason else b"",
+    )
     remove(f"{folder}/{UPLOADED if reason else FAILED}")
 
 

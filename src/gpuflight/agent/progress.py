@@ -165,11 +165,16 @@ class Progress:
 
     def _all(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
         with self._lock:
-            return self._db.execute(sql, values).fetchall()
+            return self._db.execute(sql, tuple(map(_plain, values))).fetchall()
 
     def _do(self, sql: str, *values: Any) -> None:
         with self._lock:
             try:
-                self._db.execute(sql, values)
+                self._db.execute(sql, tuple(map(_plain, values)))
             except sqlite3.Error as error:
                 raise OSError(5, str(error), self.path) from error
+
+
+def _plain(value: Any) -> Any:
+    """SQLite takes UTF-8 only; a folder's name may be anything."""
+    return value.encode("utf-8", "backslashreplace").decode() if isinstance(value, str) else value

@@ -51,6 +51,11 @@ class Scanner:
             return None
         return next((found for found in sessions_in(path, names) if not found.base), None)
 
+    def forget(self, path: str) -> None:
+        """Have the next scan tell of a session again."""
+        if path in self._known:
+            self._known[path].stamps = (-1, -1)
+
     def _scan(self, path: str, depth: int, seen: set[str]) -> Iterator[SessionFolder]:
         try:
             stamps = _stamps(path)

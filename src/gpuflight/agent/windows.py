@@ -7,6 +7,8 @@ import os
 import queue
 import threading
 import time
+from collections.abc import Callable
+from functools import partial
 
 from gpuflight.agent import markers
 from gpuflight.agent.archive import Archive
@@ -56,6 +58,7 @@ class WindowShipper:
         self._inside = Inside(source.folder for source in settings.sources)
         self.scanner = Scanner([source.folder for source in settings.sources])
         self.sessions: dict[str, Session] = {}
+        self._complaints: dict[str, str] = {}
         self._guard = threading.RLock()
         self._queue: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
         self._stop = threading.Event()
@@ -73,7 +76,7 @@ class WindowShipper:
         """Look what is new, and have it sent."""
         now_s = time.monotonic()
         for folder in self.scanner.scan():
-            self._found(folder, now_s)
+            self._safely(folder.path, partial(self._found, folder, now_s))
         self._first = False
         with self._guard:
             for path in self.scanner.gone & self.sessions.keys():
@@ -82,13 +85,31 @@ class WindowShipper:
                     self._totals.lost(f"{path}: deleted before all of it was sent")
             open_ones = [session for session in self.sessions.values() if session.state == "open"]
         for session in open_ones:
-            self._go_on(session, now_s)
+            self._safely(session.path, partial(self._go_on, session, now_s))
+
+    def _safely(self, path: str, do: Callable[[], None]) -> None:
+        """What goes wrong with one session is no matter of the others. It is looked at again."""
+        try:
+            do()
+        except OSError as error:
+            self._complain(path, f"{error.filename or path}: {error.strerror or error}")
+        except Exception as error:  # noqa: BLE001 - the edge of a session
+            self._complain(path, f"{path}: unexpected {type(error).__name__}", trace=True)
+        else:
+            self._complaints.pop(path, None)
+            return
+        self.scanner.forget(path)
+
+    def _complain(self, path: str, text: str, *, trace: bool = False) -> None:
+        if self._complaints.get(path) != text:
+            self._complaints[path] = text
+            log.error("%s", text, exc_info=trace)
 
     @property
     def drained(self) -> bool:
         """Whether every session is closed."""
         with self._guard:
-            return not any(session.state == "open" for session in self.sessions.values())
+            return not self._complaints and not any(session.state == "open" for session in self.sessions.values())
 
     @property
     def seen(self) -> int:
@@ -100,14 +121,14 @@ class WindowShipper:
         """Windows that are known and not delivered, and sessions that are not said to be complete."""
         with self._guard:
             open_ones = [session for session in self.sessions.values() if session.state == "open"]
-            return sum(session.left + (session.over_since_s >= 0) for session in open_ones)
+            return len(self._complaints) + sum(session.left + (session.over_since_s >= 0) for session in open_ones)
 
     @property
     def backlog(self) -> int:
         """What could be sent now if the receiver took it."""
         with self._guard:
             open_ones = [session for session in self.sessions.values() if session.state == "open"]
-            return sum(session.left + (COMPLETE in session.jobs) for session in open_ones)
+            return len(self._complaints) + sum(session.left + (COMPLETE in session.jobs) for session in open_ones)
 
     def close(self) -> None:
         """Send no more. What is under way is waited for, for a while."""

@@ -7,6 +7,7 @@ none. A file that is damaged is kept beside (``.damaged-N``). An empty one is a 
 from __future__ import annotations
 
 import fcntl
+import json
 import os
 import zlib
 from typing import Literal
@@ -65,7 +66,7 @@ class Checkpoint:
         head, _, body = data.partition(b"\n")
         try:
             if head.startswith(_HEAD) and int(head[len(_HEAD) :], 16) == zlib.crc32(body):
-                return Loaded("state", msgspec.json.decode(body, type=State).streams)
+                return Loaded("state", _decode(body).streams)
         except (ValueError, RecursionError):
             pass
         if data.lstrip()[:1] == b"{":
@@ -77,7 +78,7 @@ class Checkpoint:
 
     def save(self, streams: list[StreamState]) -> None:
         """Durable when it returns. Raises OSError; the old one stands then."""
-        body = msgspec.json.encode(State(streams))
+        body = _encode(State(streams))
         write_durably(self.path, _HEAD + f"{zlib.crc32(body):08x}\n".encode() + body)
         sync_directory(os.path.dirname(self.path))
 
@@ -94,3 +95,19 @@ class Checkpoint:
                 break
         os.rename(self.path, aside)
         return aside
+
+
+def _encode(state: State) -> bytes:
+    try:
+        return msgspec.json.encode(state)
+    except UnicodeEncodeError:  # names that are no UTF-8, as Python holds them: only json writes and reads those
+        return json.dumps(msgspec.to_builtins(state)).encode()
+
+
+def _decode(body: bytes) -> State:
+    try:
+        return msgspec.json.decode(body, type=State)
+    except msgspec.ValidationError:
+        raise
+    except ValueError:
+        return msgspec.convert(json.loads(body), State)
