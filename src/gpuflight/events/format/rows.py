@@ -16,6 +16,8 @@ from gpuflight.events.format import digits
 from gpuflight.events.format.cells import Value, read
 from gpuflight.events.format.plans import Plan
 
+_FEWEST_BYTES = 4096
+"""Shorter texts are sooner read cell by cell."""
 _BEFORE = 8
 _PADDING = bytes(_BEFORE)
 _DTYPES = {"i64": "int64", "u64": "uint64", "f64": "float64"}
@@ -106,7 +108,7 @@ def parse_rows(
             problems.add("unknown_column", f"{wire_type}.{name}")
     floats = any(field is not None and field.column.kind == "f64" and field.how != "x100" for field in fields)
     if isinstance(rows, bytes):
-        fast = _fast(names, fields, rows) if names and not floats else None
+        fast = _fast(names, fields, rows) if names and not floats and len(rows) >= _FEWEST_BYTES else None
         if fast is not None:
             return [fast]
         if plain:
