@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -128,7 +130,7 @@ def test_old_traces_have_unix_microseconds_and_may_be_a_bare_list(tmp_path: Path
     assert Read(old).kernels() == [("k", 5000, 1000, None)]
 
 
-def test_times_without_an_epoch_are_not_on_the_timeline(tmp_path: Path) -> None:
+def test_n24_times_without_an_epoch_are_not_on_the_timeline(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     path.write_text(json.dumps({"traceEvents": [kernel()]}))
     read = Read(path)
@@ -278,4 +280,42 @@ def test_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "triton_poi_fused_relu_0" in capsys.readouterr().out
     assert main(["report", str(TORCH), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["kernels"]["count"] == 3
-    assert main(["import", str(TORCH), str(tmp_path / "none"), "--store", folder]) == 2
+    assert main(["import", str(tmp_path / "none"), "--store", folder]) == 2
+
+
+def test_n27_an_empty_rank_costs_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from gpuflight.cli import main
+
+    empty, broken = tmp_path / "rank1.json", tmp_path / "rank2.sqlite"
+    empty.touch()
+    broken.write_bytes(b"SQLite format 3\x00" + b"\xff" * 2000)
+    argv = ["import", str(empty), str(TORCH), str(broken), "--store", str(tmp_path / "events"), "--json"]
+    assert main(argv) == 1
+    said = capsys.readouterr()
+    answer = json.loads(said.out)
+    assert [one["file"] for one in answer["imported"]] == [str(TORCH)]
+    assert {one["file"] for one in answer["refused"]} == {str(empty), str(broken)}
+    assert said.err.count("\n") == 2
+
+
+def test_n28_memory_does_not_grow_with_the_trace(tmp_path: Path) -> None:
+    """Five times the events, the same peak: rows stream, and what waits for its other half has a limit."""
+    program = (
+        "import resource, sys; from gpuflight.events.imports import kineto, open_import; kineto._WAITING = 10_000\n"
+        "rows = sum(b.count for batches in open_import(sys.argv[1]) for b in batches if b.table == 'kernel')\n"
+        "print(rows, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)"
+    )
+    peaks = []
+    for count in (30_000, 150_000):
+        path = tmp_path / f"{count}.json.gz"
+        with gzip.open(path, "wt", compresslevel=1) as file:
+            file.write(f'{{"baseTimeNanoseconds": {BASE_NS}, "traceEvents": [')
+            for number in range(count):
+                pair = (launch(number, number), kernel(number + 9, number, name=f"k{number % 50}"))
+                file.write(("," if number else "") + json.dumps(pair)[1:-1])
+            file.write("]}")
+        done = subprocess.run([sys.executable, "-c", program, str(path)], capture_output=True, text=True, check=True)
+        rows, peak_mb = map(int, done.stdout.split())
+        assert rows == count
+        peaks.append(peak_mb)
+    assert peaks[1] < peaks[0] + 40, peaks

@@ -27,23 +27,40 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Import one file after the other; say of each what came and what could not."""
-    from gpuflight.cli.output import emit_json
+    """Import one file after the other; say of each what came and what could not. A file that is no trace costs itself
+    only; the exit code is then 1, or 2 if none is one."""
+    from gpuflight.cli.output import emit_json, say
+    from gpuflight.errors import InputError
     from gpuflight.events.imports import open_import
     from gpuflight.events.store import open_store
 
-    traces = [open_import(path) for path in arguments.files]  # all of them are looked at before one is stored
+    refused: dict[str, str] = {}
+    traces = []
+    for path in arguments.files:
+        try:
+            traces.append(open_import(path))
+        except InputError as error:
+            refused[path] = str(error)
+    if not traces:
+        raise InputError("\n".join(refused.values()))
     store = open_store(arguments.store)
+    imported = []
     try:
-        imported = [_one(store, trace) for trace in traces]
+        for trace in traces:
+            try:
+                imported.append(_one(store, trace))
+            except InputError as error:
+                refused[trace.path] = str(error)
     finally:
         store.close()
     if arguments.json:
-        emit_json({"imported": imported})
+        emit_json({"imported": imported, "refused": [{"file": f, "reason": r} for f, r in refused.items()]})
     else:
         for one in imported:
             _print(one)
-    return 0
+    for reason in refused.values():
+        say(f"gpuflight: {reason}")
+    return 1 if refused else 0
 
 
 def _one(store: Any, trace: Any) -> dict[str, Any]:
