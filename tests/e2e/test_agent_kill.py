@@ -147,6 +147,7 @@ def test_agent_and_receiver_killed_in_turn(tmp_path: Path, receiver: WindowRecei
     windows = sorted(session.glob("*.log.gz"))
     assert receiver.count("window-") == len(windows) == len(list(session.glob(".gpufl-window-ack.*")))
     assert len(windows) > 20
+    assert not list(session.glob("*.tmp")), "a mark that a kill has cut is written anew"
     assert sorted(receiver.lines()) == lines_of(logs)
     assert receiver.count("complete-") == 1
 

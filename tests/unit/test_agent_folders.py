@@ -217,6 +217,11 @@ def test_marks_replace_links_and_never_follow_them(logs: Path, state: Path, tmp_
     assert precious.read_text() == "kept"
     assert not (logs / CLEAN_ID / ".failed").is_symlink()
     assert (logs / CLEAN_ID / ".failed").read_text() == "a reason\n"
+    half = logs / CLEAN_ID / ".gpufl-agent.failed.tmp"
+    half.symlink_to(precious)
+    markers.close(str(logs / CLEAN_ID), "another")
+    assert precious.read_text() == "kept"
+    assert (logs / CLEAN_ID / ".failed").read_text() == "another\n"
     assert not list((logs / CLEAN_ID).glob("*.tmp"))
 
 

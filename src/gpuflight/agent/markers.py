@@ -62,11 +62,17 @@ def remove(path: str) -> None:
 
 
 def _write(path: str, data: bytes) -> None:
-    """In one step and synced. A link of that name is replaced, never followed: it may be of somebody who may less."""
-    temporary = f"{path}.{os.getpid()}-{os.urandom(4).hex()}.tmp"
+    """In one step and synced. A link of that name is replaced, never followed: it may be of somebody who may less. What
+    a kill leaves half written has a name of its own, by which the next try of the same mark replaces it."""
+    folder, name = os.path.split(path)
+    temporary = f"{folder}/.gpufl-agent.{name.lstrip('.')}.tmp"
     flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
     try:
-        descriptor = os.open(temporary, flags, 0o644)
+        try:
+            descriptor = os.open(temporary, flags, 0o644)
+        except FileExistsError:
+            os.unlink(temporary)
+            descriptor = os.open(temporary, flags, 0o644)
         try:
             write_all(descriptor, data)
             os.fsync(descriptor)
@@ -80,4 +86,4 @@ def _write(path: str, data: bytes) -> None:
             pass
         error.filename, error.filename2 = path, None
         raise
-    sync_folder(os.path.dirname(path))
+    sync_folder(folder)
