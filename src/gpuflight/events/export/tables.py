@@ -31,6 +31,9 @@ from gpuflight.events.tables import TABLES
 
 Form = Literal["csv", "ndjson"]
 
+_PARQUET_ROWS_AT_ONCE = 100_000
+"""Rows that go through Python's memory at a time; row groups of the file are DuckDB's."""
+
 QUERIES: dict[str, Callable[[Reader], Sequence[msgspec.Struct]]] = {
     "top-kernels": lambda reader: top_kernels(reader, quantiles=True, limit=MAX_ROWS).lines,
     "longest-launches": lambda reader: launches(reader, longest_first=True, limit=MAX_ROWS),
@@ -158,7 +161,7 @@ def write_parquet(store: Columnar, sessions: Sequence[Session], what: str, path:
         raise MissingExtra("duckdb", "events", "writing Parquet") from None
     reader = Reader(store, sessions)
     with tempfile.TemporaryDirectory(prefix=".gpuflight-", dir=os.path.dirname(os.path.abspath(path))) as folder:
-        scratch = duckdb.connect(os.path.join(folder, "scratch.duckdb"), config={"memory_limit": "512MB"})
+        scratch = duckdb.connect(os.path.join(folder, "scratch.duckdb"), config={"memory_limit": "256MB"})
         try:
             if what in QUERIES:
                 count = _fill_answer(scratch, answer_rows(reader, what))
@@ -179,7 +182,7 @@ def _fill_table(scratch: Any, store: Columnar, reader: Reader, what: str) -> int
     scratch.execute("CREATE TABLE made ({})".format(", ".join(f'"{name}" {kind}' for name, kind in columns)))
     sql, time = table_sql(reader, what), TABLES[what].time
     count = 0
-    for condition in parts_of(reader, what, 1_000_000):
+    for condition in parts_of(reader, what, _PARQUET_ROWS_AT_ONCE):
         order = f'ORDER BY "{time}"' if time else "ORDER BY ALL"
         found = store.columns(f"SELECT * FROM {sql} WHERE {condition} {order}")  # noqa: S608
         scratch.register("incoming", found)
