@@ -5,6 +5,26 @@ from __future__ import annotations
 import datetime
 import ipaddress
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from cryptography.x509 import KeyUsage
+
+
+def _signs_certificates() -> KeyUsage:
+    from cryptography import x509
+
+    return x509.KeyUsage(
+        digital_signature=False,
+        content_commitment=False,
+        key_encipherment=False,
+        data_encipherment=False,
+        key_agreement=False,
+        key_cert_sign=True,
+        crl_sign=True,
+        encipher_only=False,
+        decipher_only=False,
+    )
 
 
 def make_certificates(folder: Path) -> None:
@@ -35,6 +55,7 @@ def make_certificates(folder: Path) -> None:
         builder("gpuflight tests", ca_key)
         .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
         .add_extension(x509.SubjectKeyIdentifier.from_public_key(ca_key.public_key()), critical=False)
+        .add_extension(_signs_certificates(), critical=True)  # Python 3.13 wants it said
         .sign(ca_key, hashes.SHA256())
     )
     own = (
