@@ -1,7 +1,7 @@
 """The event store of a fleet: sessions and records as files in a folder that any number of hosts share.
 
 What a server writes here every other one reads, and so do Spark, Trino, Polars and DuckDB: the records are Parquet
-files in Hive partitions. See ``commits`` for what makes a write whole, docs/adr/0007 for why.
+files in Hive partitions. See ``commits`` for what makes a write whole, docs/adr/0006 for why.
 """
 
 from __future__ import annotations
