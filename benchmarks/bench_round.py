@@ -59,7 +59,9 @@ for end in ends:  # closed by a reset: nothing stays in TIME_WAIT for the next r
 @contextmanager
 def beside(what: str, count: int) -> Iterator[None]:
     """Runs one of the scripts above in a process group of its own, to the end of the block."""
-    script = f"import os, signal, socket, struct, sys\ncount = {count}\n{what}\nprint('ready', flush=True)\nsys.stdin.read()"
+    script = (
+        f"import os, signal, socket, struct, sys\ncount = {count}\n{what}\nprint('ready', flush=True)\nsys.stdin.read()"
+    )
     with subprocess.Popen(
         [sys.executable, "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
     ) as process:
