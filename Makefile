@@ -11,7 +11,8 @@ PYTHON ?= $(shell for name in python3.13 python3.12 python3.11 python3; do \
 DURATION ?= 10
 CHAOS ?= 240
 SEED ?= 1
-JOBS ?= 2
+# More than two cores' worth: many tests wait for real brokers, databases and rounds.
+JOBS ?= 4
 SOURCES := src tests benchmarks
 DOCS := docs/settings.md docs/cli.md
 
@@ -27,14 +28,14 @@ run: $(VENV)/run.done  ## set up, watch this machine for 10 s, draw it, say wher
 	echo "picture: $$(pwd)/$$folder/graph.html"
 
 test: $(VENV)/dev.done test-packages  ## set up all that the tests need, and run them (T=path for some)
-	$(BIN)/python -m pytest -n $(JOBS) $(T)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=15 $(T)
 
 check: $(VENV)/dev.done  ## format, lint, types, layers, tests
 	$(BIN)/ruff format --check $(SOURCES)
 	$(BIN)/ruff check $(SOURCES)
 	$(BIN)/mypy -p gpuflight
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -n $(JOBS)
+	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal
 
 docs: $(VENV)/dev.done  ## bring the generated parts of the documentation up to date
 	$(BIN)/python -m gpuflight.cli.reference $(DOCS)

@@ -50,7 +50,9 @@ def test_the_example_of_each_question_works(server: EventServer, method: str, pa
         return
     assert answer.headers["content-type"] == "application/json"
     head = server.send("HEAD", target)
-    assert head.content == b"" and head.headers["content-length"] == answer.headers["content-length"]
+    assert head.content == b""
+    if "/report" not in target:  # that one says how long ago things were
+        assert head.headers["content-length"] == answer.headers["content-length"]
     assert head.headers.get("etag") == answer.headers.get("etag")
 
 

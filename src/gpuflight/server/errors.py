@@ -107,5 +107,10 @@ async def _gpuflight_error(_: Request, error: Exception) -> Response:
 
 
 async def _defect(request: Request, error: Exception) -> Response:
-    log.error("%s %s failed", request.method, request.url.path, exc_info=error)
+    connection = request.scope.get("gpuflight.transport")  # transport.SCOPE_KEY
+    if isinstance(error, RuntimeError) and connection is not None and connection.is_closing():
+        # uvloop raises this at a write after the connection was closed, by the client or by our own stop.
+        log.debug("%s %s: the connection was closed", request.method, request.url.path, exc_info=error)
+    else:
+        log.error("%s %s failed", request.method, request.url.path, exc_info=error)
     return error_response(500, "defect", "this is a defect of gpuflight; the server's log says more")

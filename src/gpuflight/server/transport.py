@@ -214,6 +214,10 @@ def _with_connection(app: Any, transport: Any) -> Any:
         scope[SCOPE_KEY] = transport
         if peer is not None:
             scope[PEER_KEY] = peer
-        await inner(scope, receive, send)
+        try:
+            await inner(scope, receive, send)
+        except RuntimeError:
+            if not transport.is_closing():  # else uvloop's word for a write after the end, which is nobody's defect
+                raise
 
     return with_connection
