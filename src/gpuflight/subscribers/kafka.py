@@ -60,7 +60,7 @@ class Kafka(PackedSubscriber):
     """Publishes rounds to a Kafka topic."""
 
     settings_class = KafkaSettings
-    batch_items = 250
+    batch_items = 1000
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
