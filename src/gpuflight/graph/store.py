@@ -1,7 +1,7 @@
 """The live store: what a host looked like in the last round, and how one round becomes the next.
 
 The reports of all collectors are deduplicated, merged, compared with the round before, and the difference falls out of
-the same pass. Most elements of a round are the very objects of the round before (``graph.rows``): those are recognised
+the same pass. Most elements of a round are the very objects of the round before: those are recognised
 by identity alone, in C loops over whole columns, and only the rest is looked up by key (benchmarks/bench_graph.py).
 Elements that did not change keep their object, so that rounds share them; the dictionaries of a published graph are
 never touched again.
