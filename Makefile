@@ -50,13 +50,16 @@ chaos: $(VENV)/dev.done  ## kill all that runs around a server at random, for 4 
 clean:  ## remove what these targets made, run folders excepted
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
-# Debian packages that some tests need: a C compiler for the fake NVML library, iproute2 for network namespaces, Chromium
-# to open the picture. They are installed where that may be done without asking; elsewhere those tests are skipped, and say so.
+# Debian packages that some tests need: a C compiler for the fake NVIDIA libraries, iproute2 for network namespaces, Chromium
+# to open the picture, clang and libbpf's headers to build the probes again, libbpf and bcc to load them. They are installed where that may be done without asking; elsewhere those tests are skipped, and say so.
 test-packages:
 	@missing=""; \
 	command -v cc >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 || missing="$$missing gcc libc6-dev"; \
 	command -v ip >/dev/null 2>&1 || missing="$$missing iproute2"; \
 	command -v chromium >/dev/null 2>&1 || missing="$$missing chromium"; \
+	command -v clang >/dev/null 2>&1 || missing="$$missing clang llvm libbpf-dev"; \
+	ldconfig -p 2>/dev/null | grep -q libbpf.so.1 || missing="$$missing libbpf1"; \
+	/usr/bin/python3 -c 'import bcc' 2>/dev/null || missing="$$missing python3-bpfcc"; \
 	if [ -n "$$missing" ]; then \
 		if [ "$$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then \
 			(apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $$missing) \
