@@ -1,0 +1,1 @@
+"""CUDA activity of any process by eBPF probes on libcudart, libcuda and libnccl."""
