@@ -16,7 +16,7 @@ JOBS ?= 4
 SOURCES := src tests benchmarks
 DOCS := docs/settings.md docs/cli.md
 
-.PHONY: help run test test-packages check docs bench chaos clean
+.PHONY: help run test test-packages check docs probes bench chaos clean
 
 help:  ## this list
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-14s %s\n", $$1, $$2 }'
@@ -40,6 +40,9 @@ check: $(VENV)/dev.done  ## format, lint, types, layers, tests
 docs: $(VENV)/dev.done  ## bring the generated parts of the documentation up to date
 	$(BIN)/python -m gpuflight.cli.reference $(DOCS)
 	UPDATE_DOCS=1 $(BIN)/python -m pytest -q tests/unit/test_architecture.py
+
+probes: $(VENV)/dev.done  ## compile what changed of the probes, for x86-64 and arm64 (needs clang and llvm)
+	$(BIN)/python -m gpuflight.sources.bpf.build
 
 bench: $(VENV)/dev.done  ## every benchmark, one after the other; each prints ratios
 	@for file in benchmarks/bench_*.py; do echo "== $$file"; $(BIN)/python $$file || exit 1; done

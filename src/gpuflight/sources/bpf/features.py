@@ -1,0 +1,81 @@
+"""What this kernel lets this process do with probes: asked by trying, because containers, lockdown and seccomp say no
+where the capabilities say yes. One reason, one hint."""
+
+from __future__ import annotations
+
+import errno
+import functools
+import os
+
+from gpuflight.errors import SourceUnavailable
+from gpuflight.sources.bpf import syscalls
+from gpuflight.sources.bpf.uprobes import uprobe_pmu
+
+BTF = "/sys/kernel/btf/vmlinux"
+RIGHTS_HINT = "run as root, or grant CAP_BPF and CAP_PERFMON (systemd: AmbientCapabilities=CAP_BPF CAP_PERFMON)"
+_TRACEFS = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
+
+
+def require_btf() -> None:
+    """Raises SourceUnavailable if the kernel does not describe its types."""
+    if not os.path.exists(BTF):
+        raise SourceUnavailable(
+            "the kernel carries no type information (BTF)",
+            "use a kernel with CONFIG_DEBUG_INFO_BTF=y, or the backend bcc",
+        )
+
+
+def require_rights() -> None:
+    """Raises SourceUnavailable if this process may not load a probe."""
+    reason, hint = _why_no_programs()
+    if reason:
+        raise SourceUnavailable(reason, hint)
+
+
+def why_no_uprobe_multi() -> str:
+    """Why a program cannot be attached to many places by one link; empty if it can."""
+    return _why_no_uprobe_multi()
+
+
+def why_no_classic_uprobes() -> str:
+    """Why there are no uprobes by perf events; empty if there are."""
+    try:
+        uprobe_pmu()
+    except (OSError, ValueError) as error:
+        return f"the kernel has no uprobes for perf events: {error}"
+    return ""
+
+
+def tracefs() -> str | None:
+    """Where tracefs is mounted; None if it is not, or not readable."""
+    return next((path for path in _TRACEFS if os.path.exists(f"{path}/events")), None)
+
+
+@functools.cache
+def _why_no_programs() -> tuple[str, str]:
+    try:
+        os.close(syscalls.load_nothing())
+    except OSError as error:
+        if error.errno in (errno.EPERM, errno.EACCES):
+            return "no right to load BPF programs", RIGHTS_HINT
+        if error.errno == errno.ENOSYS:
+            return "the kernel has no BPF", "use a kernel with CONFIG_BPF_SYSCALL=y"
+        return f"the kernel loads no uprobe programs: {error.strerror}", "use a kernel with CONFIG_BPF_EVENTS=y"
+    return "", ""
+
+
+@functools.cache
+def _why_no_uprobe_multi() -> str:
+    """Linux 6.6 brought it. As in libbpf's own probe: for a folder instead of a file such a kernel says EBADF."""
+    try:
+        program = syscalls.load_nothing(syscalls.UPROBE_MULTI)
+    except OSError as error:
+        return f"the kernel does not load programs for uprobe_multi: {error.strerror}"
+    try:
+        os.close(syscalls.link_uprobe_multi(program, "/", [0], [0]))
+    except OSError as error:
+        if error.errno != errno.EBADF:
+            return f"the kernel has no uprobe_multi (Linux 6.6 has it): {error.strerror}"
+    finally:
+        os.close(program)
+    return ""

@@ -1,0 +1,77 @@
+"""A probe in the kernel, by the descriptors of its maps and programs: all that does not depend on who loaded it."""
+
+from __future__ import annotations
+
+from gpuflight.sources.bpf.base import Link, ProbeObject, ProgramCost
+from gpuflight.sources.bpf.costs import STATISTICS, program_cost
+from gpuflight.sources.bpf.maps import Map
+from gpuflight.sources.bpf.ringbuf import RingBuffer
+
+
+class LoadedObject(ProbeObject):
+    """Reads maps, drains ring buffers, asks for costs. Its maker fills in maps and programs, calls ``_count``."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self._links: list[Link] = []
+        self._maps: dict[str, Map] = {}
+        self._rings: dict[str, RingBuffer] = {}
+        self._counted = False
+
+    def read(self, map_name: str) -> list[tuple[bytes, bytes]]:
+        return self._maps[map_name].items()
+
+    def lookup(self, map_name: str, key: bytes) -> bytes | None:
+        return self._maps[map_name].lookup(key)
+
+    def update(self, map_name: str, key: bytes, value: bytes) -> None:
+        self._maps[map_name].update(key, value)
+
+    def delete(self, map_name: str, key: bytes) -> bool:
+        return self._maps[map_name].delete(key)
+
+    def clear(self, map_name: str) -> None:
+        self._maps[map_name].clear()
+
+    def drain(self, map_name: str, limit: int = 65536) -> list[bytes]:
+        ring = self._rings.get(map_name)
+        if ring is None:
+            known = self._maps[map_name]
+            ring = self._rings[map_name] = RingBuffer(known.fd, known.max_entries)
+        return ring.drain(limit)
+
+    def lost(self, map_name: str) -> int:
+        return sum_of_cpus(self._maps[f"{map_name}_lost"].lookup(bytes(4)) or b"")
+
+    def losses(self) -> dict[int, int]:
+        counters = {int.from_bytes(key, "little"): sum_of_cpus(value) for key, value in self.read("gf_losses")}
+        return {which: count for which, count in counters.items() if count}
+
+    def costs(self) -> list[ProgramCost]:
+        counting = STATISTICS.counting
+        return [program_cost(name, fd, counting) for name, fd in self._program_fds()]
+
+    def _program_fds(self) -> list[tuple[str, int]]:
+        """Name and descriptor of every program."""
+        raise NotImplementedError
+
+    def _count(self) -> None:
+        """Have the kernel count what the programs cost, from now until ``_detach``."""
+        self._counted = True
+        STATISTICS.start()
+
+    def _detach(self) -> None:
+        """Links, ring buffers and counting end. May be called twice."""
+        for link in self._links:
+            link.close()
+        for ring in self._rings.values():
+            ring.close()
+        self._links, self._rings = [], {}
+        if self._counted:
+            self._counted = False
+            STATISTICS.stop()
+
+
+def sum_of_cpus(value: bytes) -> int:
+    """The sum of a per-CPU counter of 8 bytes."""
+    return sum(int.from_bytes(value[at : at + 8], "little") for at in range(0, len(value), 8))
