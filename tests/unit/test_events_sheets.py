@@ -103,19 +103,20 @@ def read(data: bytes, pieces: list[int]) -> tuple[Counter[str], dict[str, tuple[
     return rows_of(batches), told, decoder.lines
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", [*range(6), 14, 16])
 def test_by_the_block_as_one_by_one(seed: int) -> None:
     chance = random.Random(seed)
     lines = []
     for number in range(6000):
         kernel = chance.randrange(40)
-        line = detail(number, kernel) if number % 3 else launch(number * 10**seed, kernel)
+        line = detail(number, kernel) if number % 3 else launch(number * 10 ** (seed % 6), kernel)
         lines.append(damaged(line, chance) if seed and chance.random() < 0.02 else line)
     data = b"".join(lines)
     ends = [i + 1 for i in range(len(data)) if data[i] == 10]
     by_block = read(data, [e for i, e in enumerate(ends) if i % 2000 == 1999])
-    one_by_one = read(data, [e for i, e in enumerate(ends) if i % 20 == 19])
-    assert by_block == one_by_one
+    in_groups = read(data, [e for i, e in enumerate(ends) if i % 20 == 19])
+    assert by_block == in_groups
+    assert in_groups == read(data, ends)
 
 
 def test_most_lines_are_found_by_the_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,6 +137,17 @@ def test_what_comes_after_a_shutdown_is_told_apart_in_a_block() -> None:
     block = b"".join(detail(i, i % 4) for i in range(400)) + end + b"".join(detail(i, i % 4) for i in range(300))
     decoder.feed(block, Place("f", "device", 1, 0))
     assert decoder.ledger.count("after_shutdown") == 300
+
+
+def test_more_heads_than_are_kept_lose_nothing() -> None:
+    lines = [detail(i, i % 3).replace(b'"pid":9', b'"pid":%d' % (i % 20)) for i in range(400)]
+    once, twice = Decoder(), Decoder()
+    expected = rows_of([batch for line in lines * 2 for batch in once.feed(line)])
+    told = twice.feed(b"".join(lines)) + twice.feed(b"".join(lines))
+    assert rows_of([b for b in told if b.table == "kernel_detail"]) == Counter(
+        {row: n for row, n in expected.items() if "'kernel_detail'" in row}
+    )
+    assert once.lines == twice.lines == 800
 
 
 def test_numbers_are_exact_or_none() -> None:

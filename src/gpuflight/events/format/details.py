@@ -10,8 +10,9 @@ from typing import Any
 
 from gpuflight.events.arrays import numpy
 from gpuflight.events.format.emit import Output, select
+from gpuflight.events.format.found import Found, Waiting
 from gpuflight.events.format.session import Session
-from gpuflight.events.format.sheets import Block, Found, Sheet
+from gpuflight.events.format.sheets import Block, Sheet
 from gpuflight.events.format.singles import LEADING_ZERO, Repeats, Row
 from gpuflight.events.ledger import Place
 from gpuflight.events.tables import TABLES
@@ -36,6 +37,7 @@ class Details:
         self.numbers: list[int] = []
         self.corr_ids: list[bytes] = []
         self.place = Place()
+        self.waiting = Waiting()
         self._sheet = Sheet([["corr_id"]])
 
     def learn(self, rest: bytes, row: Row) -> int:
@@ -48,9 +50,13 @@ class Details:
         """Lines of a block that are like known ones."""
         return None if self.repeats.full else self._sheet.find(block)
 
-    def put(self, found: Found, output: Output, place: Place) -> None:
-        """Batches of what was found."""
-        self._put(found.numbers, found.values["corr_id"].view(numpy().int64), output, place)
+    def put(self, output: Output, before: int | None = None) -> int:
+        """Batches of what was found and waits, before an offset in the file; how many lines."""
+        count = 0
+        for found, place in self.waiting.take(before):
+            self._put(found.numbers, found.values["corr_id"].view(numpy().int64), output, place)
+            count += len(found.lines)
+        return count
 
     def flush(self, output: Output) -> list[bytes]:
         """A batch of all lines; answers lines whose number is none, to be read one by one."""
@@ -73,7 +79,7 @@ class Details:
             self._put(self.numbers, corr_ids, output, self.place)
         self.numbers.clear()
         self.corr_ids.clear()
-        if self.repeats.full:
+        if self.repeats.full and not self.waiting:
             self.repeats = Repeats()
             self._sheet = Sheet([["corr_id"]])
         return left

@@ -6,9 +6,10 @@ from typing import Any
 
 from gpuflight.events.arrays import numpy
 from gpuflight.events.format.emit import Output, select
+from gpuflight.events.format.found import Found, Waiting
 from gpuflight.events.format.plans import Plan
 from gpuflight.events.format.session import Session
-from gpuflight.events.format.sheets import Block, Found, Sheet
+from gpuflight.events.format.sheets import Block, Sheet
 from gpuflight.events.format.singles import Cut, Repeats, Row, find_cut
 from gpuflight.events.ledger import Place
 
@@ -30,6 +31,7 @@ class Run:
         self.lines: list[bytes] = []
         self.place = Place()
         self.rows: list[tuple[Session, Row, Place]] = []
+        self.waiting = Waiting()
         self._sheet = Sheet([])
         self._learnt = 0
         self._kinds: dict[str, str] = {"shape_id": "i64"}
@@ -39,11 +41,15 @@ class Run:
         """Lines of a block that are like known ones."""
         return None if self.cut is None or self.repeats.full else self._sheet.find(block)
 
-    def put(self, found: Found, output: Output, place: Place) -> None:
-        """Batches of what was found."""
-        columns = self._columns(found.values)
-        assert columns is not None  # noqa: S101 (they were looked at)
-        self._put(found.numbers, columns, output, place)
+    def put(self, output: Output, before: int | None = None) -> int:
+        """Batches of what was found and waits, before an offset in the file; how many lines."""
+        count = 0
+        for found, place in self.waiting.take(before):
+            columns = self._columns(found.values)
+            assert columns is not None  # noqa: S101 (they were looked at)
+            self._put(found.numbers, columns, output, place)
+            count += len(found.lines)
+        return count
 
     def learn(self, line: bytes, row: Row, session: Session) -> bool:
         """Remember what of this line repeats; whether the line is now in the run. Flush first if ``fits`` says no."""
@@ -69,7 +75,7 @@ class Run:
             return False
         if self.cut is not None and cut.marks == self.cut.marks:
             return True
-        if self.numbers:
+        if self.numbers or self.waiting:
             return None
         self.cut = cut
         self.repeats = Repeats()
@@ -101,7 +107,7 @@ class Run:
             self.numbers.clear()
             self.changes.clear()
             self.lines.clear()
-            if self.repeats.full:
+            if self.repeats.full and not self.waiting:
                 self.repeats = Repeats()
                 self._sheet = Sheet(self.cut.groups)
         if self.rows:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from typing import Any
 
+from gpuflight.events.ledger import Ledger, Place
 from gpuflight.events.names import text_id
 
 EPOCH_FROM_NS = 10**17
@@ -134,3 +135,28 @@ class Session:
         if len(self._copies) > _TEXTS:
             self._copies.clear()
         return channels[channel] <= before
+
+
+class Sessions:
+    """The sessions of one folder or stream. ``default``: id of lines that name none; empty if there is no such."""
+
+    def __init__(self, default: str, ledger: Ledger) -> None:
+        self.default = default
+        self.known: dict[str, Session] = {}
+        self._ledger = ledger
+
+    def get(self, identifier: str) -> Session:
+        """The state of a session, made at its first line."""
+        session = self.known.get(identifier)
+        if session is None:
+            session = self.known[identifier] = Session(identifier)
+        return session
+
+    def of(self, identifier: Any, place: Place, size_bytes: int) -> Session | None:
+        """The session that a line of so many bytes names; None, and told, if there is none."""
+        if not isinstance(identifier, str) or not identifier:
+            identifier = self.default
+        if not identifier:
+            self._ledger.add("no_session", place, size_bytes=size_bytes)
+            return None
+        return self.get(identifier)

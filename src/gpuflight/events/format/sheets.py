@@ -7,10 +7,11 @@ read in full is left to be read in full.
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 from gpuflight.events.arrays import numpy
 from gpuflight.events.format.digits import MOST_DIGITS, parse, words
+from gpuflight.events.format.found import Found
 from gpuflight.events.format.guess import Guess
 
 _MOST_TEXTS = 4096
@@ -38,16 +39,6 @@ class Block:
         self.starts = np.empty_like(newlines)
         self.starts[0] = 0
         np.add(newlines[:-1], 1, out=self.starts[1:])
-
-
-class Found(NamedTuple):
-    """Lines that are like known ones: which lines of the block, where they start, the number of what repeats in each,
-    the numbers by field (below 2^63)."""
-
-    lines: Any
-    offsets: Any
-    numbers: Any
-    values: dict[str, Any]
 
 
 class Sheet:
