@@ -37,6 +37,8 @@ class ProcStat(Struct, gc=False):
     id: str
     kernel_thread: bool
     """Whether this is a thread of the kernel: no memory, no descriptors, no executable of its own."""
+    virtual_bytes: int = 0
+    """Size of its address space: it changes with every library that is loaded, and with much else."""
 
     @property
     def cpu_ticks(self) -> int:
@@ -81,6 +83,7 @@ def parse_stat(raw: bytes) -> ProcStat:
         int(fields[25]),
         f"Process(pid={pid},start={start})",
         bool(flags & _PF_KTHREAD),
+        int(fields[20]),
     )
 
 
