@@ -66,3 +66,7 @@ def program_cost(program: str, fd: int, counting: bool) -> ProgramCost:
             if name in _FIELDS:
                 setattr(cost, _FIELDS[name], int(value))
     return cost
+
+
+STATISTICS = Statistics()
+"""The one of this process."""

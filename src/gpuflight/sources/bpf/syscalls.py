@@ -156,13 +156,19 @@ def open_uprobe_event(pmu_type: int, return_bit: int | None, path: str, offset: 
 
     ``return_bit``: the bit of config that asks for the return of the function, None for its entry.
     """
+    config = 0 if return_bit is None else 1 << return_bit
+    return open_perf_event(pmu_type, config, os.fsencode(path), offset, pid)
+
+
+def open_perf_event(kind: int, config: int, name: bytes = b"", offset: int = 0, pid: int = 0) -> int:
+    """A perf event: its descriptor. ``name`` (file or function) and ``offset`` are for the PMUs uprobe and kprobe."""
     function, _, number = _syscall()
-    name = ctypes.create_string_buffer(os.fsencode(path))
+    place = ctypes.create_string_buffer(name)
     attr = _PerfEventAttr(
-        type=pmu_type,
+        type=kind,
         size=_PERF_ATTR_BYTES,
-        config=0 if return_bit is None else 1 << return_bit,
-        config1=ctypes.addressof(name),
+        config=config,
+        config1=ctypes.addressof(place) if name else 0,
         config2=offset,
     )
     # The event of a file, not of a task: with pid -1 it has to name a CPU, and fires on all of them.
