@@ -111,7 +111,7 @@ def run_server(argv: Sequence[str]) -> int:
         lock.acquire()
         stack.callback(lock.release)
         backend.bind()
-        world = open_world(replay=arguments.replay)
+        world = open_world(replay=arguments.replay, probes=settings.probes.backend)
         if consumer is not None:
             from gpuflight.server.consume.coverage import ConsumeCoverage
 

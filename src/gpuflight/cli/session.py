@@ -126,7 +126,7 @@ def open_controller(
 
     start_logging(settings)
     collectors = make_collectors(settings)
-    world = open_world(replay=replay, record=record, redact=redact, force=force)
+    world = open_world(replay=replay, record=record, redact=redact, force=force, probes=settings.probes.backend)
     controller = Controller(world, settings=settings, collectors=collectors, subscribers=subscribers)
     try:
         yield controller

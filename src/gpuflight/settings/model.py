@@ -125,6 +125,14 @@ class Remote(Block):
     timeout_s: float | None = Field(default=None, gt=0, le=600, description="longest time one answer may take (s)")
 
 
+class Probes(Block):
+    """Probes in the kernel (docs/probes.md)."""
+
+    backend: Literal["auto", "libbpf", "bcc", "off"] = Field(
+        default="auto", description="what loads them; auto: libbpf, and bcc where that cannot"
+    )
+
+
 class SubscriberEntry(BaseModel):
     """One place where rounds are delivered; the further keys depend on ``type`` (``gpuflight plugins``)."""
 
@@ -151,6 +159,7 @@ class Settings(Block):
     subscribers: list[SubscriberEntry] = Field(default_factory=list, description="where rounds are delivered")
     server: Server = Field(default_factory=Server, description="where gpuflight-server listens")
     remotes: list[Remote] = Field(default_factory=list, description="other instances that are pulled")
+    probes: Probes = Field(default_factory=Probes, description="probes in the kernel (docs/probes.md)")
     consume: dict[str, Any] = Field(
         default_factory=dict, description="what `gpuflight-server --consume` reads and where it writes (docs/fleet.md)"
     )

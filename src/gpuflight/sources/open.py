@@ -6,6 +6,7 @@ import os
 
 from gpuflight import __version__
 from gpuflight.errors import InputError
+from gpuflight.sources.bpf.probes import BackendChoice, Probes
 from gpuflight.sources.cgroups import Cgroups
 from gpuflight.sources.clock import Clock, SystemClock
 from gpuflight.sources.fs import FileSystem, HostFs
@@ -31,6 +32,7 @@ def open_world(
     redact: bool = True,
     force: bool = False,
     clock: Clock | None = None,
+    probes: BackendChoice = "auto",
 ) -> World:
     """The sources of one machine.
 
@@ -38,7 +40,7 @@ def open_world(
     answer nothing. ``replay``: a recording to answer from; it brings its own clock. ``record``: a file to record
     everything into that is read from now on; it appears when the world is closed, and replaces an existing file only
     with ``force``. With ``redact`` (the default) secrets in command lines are replaced, and of environments only a few
-    harmless variables kept, before they reach the file. Raises InputError.
+    harmless variables kept, before they reach the file. ``probes``: what loads them. Raises InputError.
     """
     fs: FileSystem
     if replay is not None:
@@ -70,6 +72,7 @@ def open_world(
         http=Http(beside),
         mongo=Mongo(beside),
         session_logs=SessionLogs(tape, root),
+        probes=Probes(beside, backend=probes),
     )
 
 

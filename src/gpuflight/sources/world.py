@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+from gpuflight.sources.bpf.probes import Probes
 from gpuflight.sources.http import Http
 from gpuflight.sources.mongodb import Mongo
 from gpuflight.sources.session_logs import SessionLogs
@@ -42,6 +43,7 @@ class World:
     http: Http = field(default_factory=Http)
     mongo: Mongo = field(default_factory=Mongo)
     session_logs: SessionLogs = field(default_factory=SessionLogs)
+    probes: Probes = field(default_factory=Probes)
 
     def may_trace(self) -> bool:
         """Whether this process has CAP_SYS_PTRACE, the right to look into other users' processes."""
@@ -55,12 +57,21 @@ class World:
         """Forget what was read for the last round; sources read again at most once when first asked."""
         if self.tape is not None:
             self.tape.begin_round(number)
-        for source in (self.procfs, self.sysfs, self.cgroups, self.netlink, self.ipc, self.nvml, self.tools):
+        for source in (
+            self.procfs,
+            self.sysfs,
+            self.cgroups,
+            self.netlink,
+            self.ipc,
+            self.nvml,
+            self.tools,
+            self.probes,
+        ):
             source.begin_round(number)
 
     def close(self) -> None:
         """Give back descriptors, library handles and threads."""
-        for source in (self.netlink, self.nvml, self.procfs, self.http):
+        for source in (self.probes, self.netlink, self.nvml, self.procfs, self.http):
             source.close()
         if self.tape is not None:
             self.tape.close()  # ends a recording: only now its file appears

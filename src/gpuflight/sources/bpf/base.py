@@ -48,6 +48,7 @@ class ProbeObject(ABC):
 
     name: str
     backend: str
+    closed: bool = False
     why_classic: str = ""
     """Why uprobes are attached one by one instead of by one uprobe_multi link; empty if they are not."""
 
@@ -117,6 +118,11 @@ class ProbeBackend(ABC):
     """A way to load probes."""
 
     name: str
+
+    @property
+    def version(self) -> str:
+        """Of the library behind it, where ``available`` says nothing against it; empty if it has none."""
+        return ""
 
     @abstractmethod
     def available(self) -> None:

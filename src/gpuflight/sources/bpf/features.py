@@ -12,17 +12,16 @@ from gpuflight.sources.bpf import syscalls
 from gpuflight.sources.bpf.uprobes import uprobe_pmu
 
 BTF = "/sys/kernel/btf/vmlinux"
+BTF_HINT = "use a kernel with CONFIG_DEBUG_INFO_BTF=y; CUDA probes work without"
 RIGHTS_HINT = "run as root, or grant CAP_BPF and CAP_PERFMON (systemd: AmbientCapabilities=CAP_BPF CAP_PERFMON)"
+TRACEFS_HINT = "mount -t tracefs nodev /sys/kernel/tracing"
 _TRACEFS = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
 
 
 def require_btf() -> None:
     """Raises SourceUnavailable if the kernel does not describe its types."""
     if not os.path.exists(BTF):
-        raise SourceUnavailable(
-            "the kernel carries no type information (BTF)",
-            "use a kernel with CONFIG_DEBUG_INFO_BTF=y, or the backend bcc",
-        )
+        raise SourceUnavailable("the kernel carries no type information (BTF)", BTF_HINT)
 
 
 def require_rights() -> None:
@@ -37,13 +36,41 @@ def why_no_uprobe_multi() -> str:
     return _why_no_uprobe_multi()
 
 
-def why_no_classic_uprobes() -> str:
-    """Why there are no uprobes by perf events; empty if there are."""
+def require_uprobe_multi() -> None:
+    """Raises SourceUnavailable if symbols have to be attached one by one."""
+    if reason := why_no_uprobe_multi():
+        raise SourceUnavailable(reason, "symbols are attached one by one, which costs more; use Linux 6.6 or newer")
+
+
+def require_classic_uprobes() -> None:
+    """Raises SourceUnavailable if uprobes by perf events cannot be had, or carry no cookie."""
     try:
         uprobe_pmu()
     except (OSError, ValueError) as error:
-        return f"the kernel has no uprobes for perf events: {error}"
-    return ""
+        raise SourceUnavailable(
+            f"the kernel has no uprobes for perf events: {error}", "use a kernel with CONFIG_UPROBE_EVENTS=y"
+        ) from error
+
+
+def require_tracefs() -> None:
+    """Raises SourceUnavailable without tracefs, which only classic tracepoints need. We mount nothing ourselves."""
+    if tracefs() is None:
+        raise SourceUnavailable("tracefs is not mounted", TRACEFS_HINT)
+
+
+def require_statistics() -> None:
+    """Raises SourceUnavailable if nobody counts what programs cost and we may not ask for it."""
+    from gpuflight.sources.bpf.costs import Statistics
+
+    statistics = Statistics()
+    statistics.start()
+    try:
+        if not statistics.counting:
+            raise SourceUnavailable(
+                statistics.why_not, "run with CAP_SYS_ADMIN, or set kernel.bpf_stats_enabled=1, to see it"
+            )
+    finally:
+        statistics.stop()
 
 
 def tracefs() -> str | None:

@@ -29,9 +29,13 @@ class LibbpfBackend(ProbeBackend):
         self._folder = folder
 
     def available(self) -> None:
+        """Without BTF of the kernel too: a probe that only looks at arguments of functions does not need it."""
         load_library()
-        features.require_btf()
         features.require_rights()
+
+    @property
+    def version(self) -> str:
+        return load_library().version
 
     def load(
         self,
@@ -169,7 +173,7 @@ class LibbpfObject(LoadedObject):
             hint = ""
             if section.startswith("tracepoint/") and features.tracefs() is None:
                 said[:] = ["tracefs is not mounted"]
-                hint = "mount -t tracefs nodev /sys/kernel/tracing"
+                hint = features.TRACEFS_HINT
             raise SourceUnavailable(f"{section} cannot be attached: {said[-1] if said else os.strerror(code)}", hint)
         link = LibbpfLink(self._library, made)
         self._links.append(link)
@@ -184,6 +188,7 @@ class LibbpfObject(LoadedObject):
         return [(name, self._library.bpf_program__fd(handle)) for name, handle in self._programs.items()]
 
     def close(self) -> None:
+        self.closed = True
         if not self._handle:
             return
         self._detach()
@@ -194,6 +199,8 @@ class LibbpfObject(LoadedObject):
 
 def _refused(name: str, code: int, said: Sequence[str]) -> SourceUnavailable:
     """Why an object cannot be loaded: the kernel's word, and of the verifier's many the last that mean something."""
+    if any("vmlinux BTF" in line or "kernel BTF" in line for line in said):
+        return SourceUnavailable(f"the probe {name} needs type information (BTF) of the kernel", features.BTF_HINT)
     lines = [line.strip() for line in said if line.strip() and not line.startswith("--")]
     detail = ""
     with contextlib.suppress(StopIteration):
