@@ -39,6 +39,10 @@ class BccBackend(ProbeBackend):
         features.require_rights()
         self.compiler.version()
 
+    @property
+    def version(self) -> str:
+        return self.compiler.version()
+
     def load(
         self,
         name: str,
@@ -195,6 +199,7 @@ class BccObject(LoadedObject):
         return [(program, fd) for (program, _), fd in self._loaded.items()]
 
     def close(self) -> None:
+        self.closed = True
         self._detach()
         for fd in (*self._loaded.values(), *(known.fd for known in self._maps.values())):
             os.close(fd)
