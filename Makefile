@@ -39,6 +39,7 @@ check: $(VENV)/dev.done  ## format, lint, types, layers, tests
 
 docs: $(VENV)/dev.done  ## bring the generated parts of the documentation up to date
 	$(BIN)/python -m gpuflight.cli.reference $(DOCS)
+	$(BIN)/python -c 'from gpuflight.bottlenecks import base, pages; from gpuflight.registry import plugins; pages.write("docs/rules", plugins(base.Rule))'
 	UPDATE_DOCS=1 $(BIN)/python -m pytest -q tests/unit/test_architecture.py
 
 probes: $(VENV)/dev.done  ## compile what changed of the probes, for x86-64 and arm64 (needs clang and llvm)

@@ -28,4 +28,6 @@ def _meta(done: Round) -> dict[str, Any]:
         "own_cost": msgspec.to_builtins(done.own_cost),
         "coverage": msgspec.to_builtins(done.coverage),
         "findings": msgspec.to_builtins(done.findings),
+        "cleared": msgspec.to_builtins(done.cleared),
+        "monotonic_s": done.monotonic_s,
     }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 
 from gpuflight.graph import Graph, edges, nodes
-from gpuflight.rounds import Coverage, Environment, Finding, Note
+from gpuflight.rounds import Coverage, Environment, Evidence, Finding, Note
 
 GIB = 1024**3
 IMAGE = "nvcr.io/nvidia/pytorch:25.01-py3"
@@ -270,7 +270,10 @@ def findings(graph: Graph) -> list[Finding]:
     return [
         Finding(
             id="power-cap:5", rule="gpu_power_cap", severity="warn", message="GPU 5 runs below its clocks: power cap",
-            entities=[gpu.id], evidence={"sm_util_pct": 91, "power_watts": 680}, cost="about 6 % of this rank's steps",
+            entities=[gpu.id], evidence=[
+                Evidence(element=gpu.id, metric="sm_util_pct", value=91, unit="%"),
+                Evidence(element=gpu.id, metric="power_watts", value=680, unit="W"),
+            ], cost="about 6 % of this rank's steps",
             advice="Raise the limit with nvidia-smi -pl, or balance the racks.", explains=["straggler:5"],
         ),
         Finding(

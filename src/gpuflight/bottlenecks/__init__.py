@@ -1,1 +1,1 @@
-"""The rules that judge a window of rounds. See ``base`` for the contract; the rules themselves come later."""
+"""Judgement: rules look at each round and say what holds the machine back. ``base`` is the contract of a rule."""

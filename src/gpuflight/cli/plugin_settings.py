@@ -17,6 +17,7 @@ from gpuflight.settings.load import merge
 from gpuflight.settings.problems import Path, path_text
 
 if TYPE_CHECKING:
+    from gpuflight.bottlenecks.settings import RulesSettings
     from gpuflight.collectors.base import Collector
     from gpuflight.server.consume.settings import ConsumeSettings
     from gpuflight.server.events.settings import EventsSettings
@@ -84,6 +85,18 @@ def make_events(settings: Settings) -> EventsSettings:
     return checked
 
 
+def make_rules(settings: Settings) -> RulesSettings:
+    """The section ``rules``. Raises ConfigError with one line per mistake."""
+    from gpuflight.bottlenecks.settings import RulesSettings
+
+    lines: list[str] = []
+    from_file = dict(settings._file.get("rules", {}))
+    checked = _check(RulesSettings, from_file, settings.rules, ("rules",), settings, lines)
+    if lines or not isinstance(checked, RulesSettings):
+        raise ConfigError("\n".join(lines))
+    return checked
+
+
 def effective(settings: Settings) -> dict[str, Any]:
     """The whole effective configuration, plugins' defaults included, secrets masked; loads again as a file."""
     result = dump(settings)
@@ -98,6 +111,7 @@ def effective(settings: Settings) -> dict[str, Any]:
     if settings.consume:
         result["consume"] = dump(make_consume(settings))
     result["events"] = dump(make_events(settings))
+    result["rules"] = dump(make_rules(settings))
     return result
 
 

@@ -75,7 +75,8 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run_server(argv: Sequence[str]) -> int:
     """Serve until a signal comes. Returns the exit code."""
-    from gpuflight.cli.plugin_settings import effective, make_subscribers
+    from gpuflight.bottlenecks.build import make_engine
+    from gpuflight.cli.plugin_settings import effective, make_rules, make_subscribers
     from gpuflight.cli.session import dump_config, load_settings, start_logging
 
     parser = build_parser()
@@ -90,6 +91,7 @@ def run_server(argv: Sequence[str]) -> int:
     configuration = effective(settings)  # plugins' blocks are checked here
     collectors, disabled = all_collectors(settings, configuration)
     subscribers = make_subscribers(settings)
+    rules = make_rules(settings)
     start_logging(settings)
     backend = make_backend(arguments.backend, settings)
     consumer = make_consumer(settings) if arguments.consume else None
@@ -117,7 +119,10 @@ def run_server(argv: Sequence[str]) -> int:
 
             collectors.append(ConsumeCoverage(consumer))
         members, hub = SubscriberManager.from_settings(settings), StreamHub()
-        controller = Controller(world, settings=settings, collectors=collectors, subscribers=Fanout(hub, members))
+        controller = Controller(
+            world, settings=settings, collectors=collectors, subscribers=Fanout(hub, members),
+            judge=make_engine(rules, subscribers=members.status),
+        )  # fmt: skip
         deadline = Deadline(settings.server.stop_deadline_s)
         stack.callback(lambda: members.close(max(0.5, deadline.left_s())))
         stack.callback(controller.close)

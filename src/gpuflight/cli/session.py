@@ -120,14 +120,16 @@ def open_controller(
     subscribers: SubscriberSet | None = None,
 ) -> Iterator[Controller]:
     """A controller on this machine or a recording, its collectors made from the settings; closed at the end."""
-    from gpuflight.cli.plugin_settings import make_collectors
+    from gpuflight.bottlenecks.build import make_engine
+    from gpuflight.cli.plugin_settings import make_collectors, make_rules
     from gpuflight.core.controller import Controller
     from gpuflight.sources.open import open_world
 
     start_logging(settings)
     collectors = make_collectors(settings)
+    engine = make_engine(make_rules(settings), subscribers=subscribers.status if subscribers is not None else None)
     world = open_world(replay=replay, record=record, redact=redact, force=force, probes=settings.probes.backend)
-    controller = Controller(world, settings=settings, collectors=collectors, subscribers=subscribers)
+    controller = Controller(world, settings=settings, collectors=collectors, subscribers=subscribers, judge=engine)
     try:
         yield controller
     except BaseException:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from gpuflight import __version__
+from gpuflight.bottlenecks.engine import Judgement
 from gpuflight.collectors.base import Collector
 from gpuflight.core.expansion import CollectorRunner, ExpansionLimits, expand_world
 from gpuflight.core.history import History
@@ -53,6 +54,16 @@ class Publisher(Protocol):
         """Take over a round."""
 
 
+class Judge(Protocol):
+    """Who judges rounds (``bottlenecks.engine.Engine``)."""
+
+    def judge(self, done: Round, /) -> Judgement:
+        """What the round shows. Never raises for a rule's sake."""
+
+    def clear(self) -> None:
+        """Forget everything."""
+
+
 class Controller:
     """Collects rounds of one World.
 
@@ -74,12 +85,14 @@ class Controller:
         collectors: Sequence[Collector],
         subscribers: Publisher | None = None,
         lock_path: str | None = None,
+        judge: Judge | None = None,
     ) -> None:
         self.world = world
         self.settings = settings
         self.subscribers = subscribers
         self.history = History(settings.history.max_bytes)
         self.latest: Round | None = None
+        self.judge = judge
         self.failed_rounds_count = 0
         self._runners = [CollectorRunner(c) for c in sorted(collectors, key=lambda c: (-c.precedence, c.name))]
         self._disabled: frozenset[str] = frozenset()
@@ -188,6 +201,8 @@ class Controller:
         """Forget graph and history; the next round starts anew."""
         with self._round_lock:
             self._store.clear()
+            if self.judge is not None:
+                self.judge.clear()
             self.history.clear()
             self.latest = None
 
@@ -225,7 +240,7 @@ class Controller:
     def _round(self) -> Round:
         number = self._number = self._number + 1
         self.world.begin_round(number)
-        time_ns = self.world.clock.wall_ns()
+        time_ns, monotonic_s = self.world.clock.wall_ns(), self.world.clock.monotonic_s()
         started_s, started_cpu_s = time.monotonic(), time.thread_time()
         runners = self._enabled_runners()
         expansion = expand_world(self.world, runners, self.settings.limits)
@@ -249,9 +264,14 @@ class Controller:
             diff=advance.diff,
             coverage=[*expansion.coverage, own],
             env=self._env(),
+            monotonic_s=round(monotonic_s, 6),
             truncated_by=expansion.truncated_by,
             own_cost=self._own_cost.read(),
         )
+        if self.judge is not None:
+            judgement = self.judge.judge(done)
+            done.findings, done.cleared = judgement.findings, judgement.cleared
+            done.coverage.append(judgement.coverage)
         self.latest = done
         self.history.append(done)
         return done

@@ -39,6 +39,7 @@ class Document(Struct, omit_defaults=True):
     schema: int
     round: int = 0
     time: str = ""
+    monotonic_s: float | None = None
     duration_s: float | None = None
     env: dict[str, Any] = field(default_factory=dict)
     truncated_by: str = ""
@@ -48,6 +49,7 @@ class Document(Struct, omit_defaults=True):
     edges: list[Any] = field(default_factory=list)
     coverage: list[Any] = field(default_factory=list)
     findings: list[Any] = field(default_factory=list)
+    cleared: list[Any] = field(default_factory=list)
 
 
 class DiffLine(Struct, omit_defaults=True):
@@ -64,6 +66,7 @@ class DiffLine(Struct, omit_defaults=True):
     nodes_count: int = 0
     edges_count: int = 0
     time: str = ""
+    monotonic_s: float | None = None
     duration_s: float | None = None
     truncated_by: str = ""
     own_cost: dict[str, Any] | None = None
@@ -75,6 +78,7 @@ class DiffLine(Struct, omit_defaults=True):
     edges_changed: list[dict[str, Any]] = field(default_factory=list)
     coverage: list[Any] = field(default_factory=list)
     findings: list[Any] = field(default_factory=list)
+    cleared: list[Any] = field(default_factory=list)
 
 
 _encoder = msgspec.json.Encoder()

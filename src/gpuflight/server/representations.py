@@ -36,6 +36,7 @@ def encode(
         schema=codec.SCHEMA,
         round=done.number,
         time=codec.time_text(done.time_ns),
+        monotonic_s=done.monotonic_s,
         duration_s=round(done.duration_s, 6),
         env=msgspec.to_builtins(done.env),
         truncated_by=done.truncated_by,
@@ -45,7 +46,7 @@ def encode(
         next_cursor=next_cursor,
     )
     if whole:
-        document.coverage, document.findings = done.coverage, done.findings
+        document.coverage, document.findings, document.cleared = done.coverage, done.findings, done.cleared
         document.own_cost = msgspec.to_builtins(done.own_cost) if done.own_cost is not None else None
     if form == "ndjson":
         document.nodes, document.edges = [], []

@@ -1,6 +1,6 @@
 """The shape of the settings: what there is, its unit, its default, its bounds.
 
-The blocks under ``collectors``, ``subscribers``, ``consume`` and ``events`` belong to layers above, which this one does
+The blocks under ``collectors``, ``subscribers``, ``consume``, ``events`` and ``rules`` belong to layers above, which this one does
 not know: they are kept as they come and checked against the settings classes there by gpuflight.cli.plugin_settings.
 """
 
@@ -166,6 +166,7 @@ class Settings(Block):
     events: dict[str, Any] = Field(
         default_factory=dict, description="GPU sessions that agents send to gpuflight-server (docs/events.md)"
     )
+    rules: dict[str, Any] = Field(default_factory=dict, description="how rounds are judged (docs/rules.md)")
     log_level: LogLevel = Field(default="warning", description="least severity that is logged to stderr")
 
     _file: dict[str, Any] = PrivateAttr(default_factory=dict)

@@ -130,5 +130,6 @@ def _whole(done: Round) -> dict[str, Any]:
         "env": done.env,
         "coverage": done.coverage,
         "findings": done.findings,
+        "cleared": done.cleared,
         "own_cost": done.own_cost,
     }

@@ -195,7 +195,7 @@ class Panel {
   }
 
   finding(finding, under) {
-    const evidence = Object.entries(finding.evidence || {}).map(([name, value]) => `${nameOf(name)} ${human(name, value)}`).join(" · ");
+    const evidence = (finding.evidence || []).map((seen) => `${nameOf(seen.metric)} ${typeof seen.value === "number" ? human(seen.metric, seen.value) : seen.value}`).join(" · ");
     const where = element("p");
     for (const i of finding.boxes) where.append(this.link(i), " ");
     if (finding.elsewhere.length) where.append(finding.elsewhere.join(" "));

@@ -1,0 +1,300 @@
+"""The rule engine: judges each round by what changed in it.
+
+Cost is proportional to the change: elements that are new or changed pass the screens of their kind (a dictionary lookup
+and a comparison each), and only what meets a screen, is pending or is in an open finding is judged by a rule. What
+could not be judged is surveyed when somebody asks (``survey``), and now and then for the coverage line.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from msgspec import Struct
+
+from gpuflight.bottlenecks.base import ElementRule, GroupRule, Rule, Unknown, Verdict
+from gpuflight.bottlenecks.folding import fold
+from gpuflight.bottlenecks.index import Index
+from gpuflight.bottlenecks.lifecycle import Track
+from gpuflight.bottlenecks.overrides import Overrides
+from gpuflight.bottlenecks.survey import RuleState, survey_elements, survey_group
+from gpuflight.bottlenecks.window import Key, Look, Window, key_of
+from gpuflight.graph import Entity
+from gpuflight.graph.store import ENDED
+from gpuflight.rounds import Coverage, Finding, Note, Round
+
+log = logging.getLogger(__name__)
+
+_GAP = 5.0
+"""Rounds this many times farther apart than the ones before have a hole between them: what is pending begins anew."""
+_SURVEY_ROUNDS = 12
+"""Rounds between two surveys for the coverage line: once a minute at the default interval."""
+_NOTES = 8
+
+Subscribers = Callable[[], Sequence[Any]]
+"""Gives each subscriber's ``subscribers.worker.SubscriberStatus``, a layer above."""
+
+
+class Judgement(Struct, kw_only=True):
+    """What the engine makes of one round: open findings, roots first; those that ended; its own coverage line."""
+
+    findings: list[Finding]
+    cleared: list[Finding]
+    coverage: Coverage
+
+
+class Engine:
+    """Judges the rounds of one host, in their order. Not thread-safe: the core calls it from one thread.
+
+    ``rules``: instances. ``subscribers`` gives the statistics of the subscribers. ``snapshot``: single saved graphs are
+    judged: what asks for time becomes a finding that is not confirmed.
+    """
+
+    def __init__(
+        self,
+        rules: Sequence[Rule],
+        *,
+        overrides: Overrides | None = None,
+        subscribers: Subscribers | None = None,
+        snapshot: bool = False,
+    ) -> None:
+        self.rules = {rule.name: rule for rule in rules}
+        self.snapshot = snapshot
+        self._subscribers = subscribers
+        self._overrides = overrides or Overrides()
+        self._element_rules = [rule for rule in rules if isinstance(rule, ElementRule)]
+        self._group_rules = [rule for rule in rules if isinstance(rule, GroupRule)]
+        self._index = Index(rules, self._overrides)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything; the next round is the first."""
+        self._index.clear()
+        self._tracks: dict[str, dict[str, Track]] = {name: {} for name in self.rules}
+        self._failed: dict[str, str] = {}
+        self._window = Window(self._index, self._overrides, self.snapshot)
+        self._started = False
+        self._last_time_ns = 0
+        self._notes: list[Note] = []
+
+    def judge(self, done: Round) -> Judgement:
+        """Judge a round; its ``graph`` and ``diff`` are read, nothing of it is changed. A rule that fails costs that
+        rule this round, and is named on the coverage line."""
+        began_s, began_cpu_s = time.perf_counter(), time.thread_time()
+        window = self._window
+        self._open(done)
+        met = self._index.take(done, window.now_s, first=not self._started)
+        self._started = True
+        self._failed = {}
+        cleared: list[Finding] = []
+        for rule, element in self._due(met):
+            self._judge_element(rule, element, cleared)
+        for group in self._group_rules:
+            self._judge_group(group, cleared)
+        self._end_the_gone(cleared)
+        findings = fold(self._findings(), self.rules, window)
+        if window.rounds_count % _SURVEY_ROUNDS == 1:
+            self._notes = self._unknown_notes()
+        coverage = Coverage(
+            collector="rules",
+            status="ok",
+            wall_ms=round((time.perf_counter() - began_s) * 1e3, 3),
+            cpu_ms=round((time.thread_time() - began_cpu_s) * 1e3, 3),
+            notes=[*(Note(reason=f"rule {name} failed: {why}") for name, why in self._failed.items()), *self._notes],
+        )
+        return Judgement(findings=findings, cleared=cleared, coverage=coverage)
+
+    def suspected(self) -> list[Finding]:
+        """Conditions that are met now, but not yet for as long as their rule demands."""
+        window = self._window
+        return [
+            track.suspected(window.round.number, window.time_ns, window.now_s)
+            for track in self._all_tracks()
+            if track.finding is None and track.met_since_s is not None
+        ]
+
+    def survey(self) -> list[RuleState]:
+        """Every rule about every subject of the last round, without changing anything. O(elements x rules)."""
+        if not self._started:
+            return [RuleState(rule=name, unknown={"no round yet": 1}) for name in self.rules]
+        wanted = {kind for rule in self._element_rules for kind in rule.subjects()}
+        elements: dict[type[Any], list[Any]] = {}
+        graph = self._window.round.graph
+        for element in (*graph.nodes.values(), *graph.edges.values()):
+            if type(element) in wanted and _mine(element):
+                elements.setdefault(type(element), []).append(element)
+        states = []
+        for name, rule in self.rules.items():
+            opened = {subject for subject, track in self._tracks[name].items() if track.finding is not None}
+            state = RuleState(rule=name, open_count=len(opened), failed=self._failed.get(name, ""))
+            if isinstance(rule, ElementRule):
+                mine = (each for kind in rule.subjects() for each in elements.get(kind, ()))
+                others = [each for each in mine if not opened or each.id not in opened]
+                survey_elements(rule, others, self._ask, self._index.meets_screens, state)
+            elif isinstance(rule, GroupRule):
+                survey_group(lambda rule=rule: list(rule.judge(self._window)), state)  # type: ignore[misc]
+            states.append(state)
+        return states
+
+    def memory_bytes(self) -> int:
+        """What the window holds, about: the past of metrics, indexes, states of findings."""
+        return self._index.memory_bytes() + 600 * sum(map(len, self._tracks.values()))
+
+    def _open(self, done: Round) -> None:
+        window = self._window
+        if done.monotonic_s is not None:
+            now_s = done.monotonic_s
+        elif not self._started:
+            now_s = done.time_ns / 1e9
+        else:  # the wall clock only: a step back is no time, a step ahead is a gap
+            now_s = window.now_s + max((done.time_ns - self._last_time_ns) / 1e9, 0.0)
+        self._last_time_ns = done.time_ns
+        interval_s = now_s - window.now_s if self._started else None
+        if interval_s is None:
+            window.started_s = now_s
+        elif interval_s < 0 or self._is_gap(interval_s):
+            window.started_s = now_s
+            self._index.restart()
+            for track in self._all_tracks():
+                track.restart()
+            interval_s = None
+        window.interval_s = interval_s or None
+        window.now_s = now_s
+        window.round = done
+        window.rounds_count += 1
+        if self._subscribers is not None:
+            window.subscribers = self._subscribers()
+
+    def _is_gap(self, interval_s: float) -> bool:
+        usual_s = self._window.interval_s
+        return usual_s is not None and interval_s > max(usual_s * _GAP, usual_s + 30.0)
+
+    def _due(self, met: Iterable[tuple[ElementRule, Any]]) -> Iterable[tuple[ElementRule, Any]]:
+        """What is judged in this round: what met a screen, what is under watch, and the rules of every round."""
+        due: dict[tuple[str, Key], tuple[ElementRule, Any]] = {}
+        for rule, element in met:
+            due[(rule.name, key_of(element))] = (rule, element)
+        graph = self._window.round.graph
+        for key, rules in self._index.watched.items():
+            element = graph.nodes.get(key) if isinstance(key, str) else graph.edges.get(key)
+            if element is not None:
+                for name, rule in rules.items():
+                    due.setdefault((name, key), (rule, element))
+        for rule in self._element_rules:
+            if rule.every_round:
+                for kind in rule.subjects():
+                    for key, element in self._index.by_kind.get(kind, {}).items():
+                        due[(rule.name, key)] = (rule, element)
+        return [pair for pair in due.values() if _mine(pair[1])]
+
+    def _ask(self, rule: Rule, element: Any, active: bool = False) -> Verdict:
+        assert isinstance(rule, ElementRule)  # noqa: S101
+        return rule.judge(Look(rule, element, self._window, active))
+
+    def _judge_element(self, rule: ElementRule, element: Any, cleared: list[Finding]) -> None:
+        window, key = self._window, key_of(element)
+        track = self._tracks[rule.name].get(element.id)
+        try:
+            verdict = self._ask(rule, element, track is not None and track.finding is not None)
+        except Unknown as reason:
+            verdict = Verdict(state="unknown", reason=str(reason))
+        except Exception as error:  # noqa: BLE001 - a rule that throws costs that rule this round
+            self._fail(rule, error)
+            self._index.watched.setdefault(key, {})[rule.name] = rule  # asked again, though nothing may change
+            return
+        if verdict.state == "fired":
+            verdict.subject = verdict.subject or element.id
+            since_s = max(self._index.first_seen_s.get(key, window.started_s), window.started_s)
+            self._fired(rule, verdict, key, ready=window.now_s - since_s >= rule.warm_up_s)
+            self._index.watched.setdefault(key, {})[rule.name] = rule
+            return
+        if track is not None:
+            ended = track.clear(window.now_s) if verdict.state == "clear" else track.unknown(window.now_s)
+            if ended is not None:
+                cleared.append(ended)
+        may_fire_unchanged = self._index.meets_screens(rule, element) if rule.screens else bool(rule.histories)
+        if may_fire_unchanged or (track is not None and not track.idle):
+            self._index.watched.setdefault(key, {})[rule.name] = rule
+        else:
+            row = self._index.watched.get(key)
+            if row is not None:
+                row.pop(rule.name, None)
+                if not row:
+                    del self._index.watched[key]
+
+    def _judge_group(self, rule: GroupRule, cleared: list[Finding]) -> None:
+        window = self._window
+        try:
+            verdicts = list(rule.judge(window))
+        except Unknown as reason:
+            verdicts = [Verdict(state="unknown", reason=str(reason))]
+        except Exception as error:  # noqa: BLE001 - see above
+            self._fail(rule, error)
+            return
+        said = {verdict.subject: verdict for verdict in verdicts if verdict.subject}
+        rest = "unknown" if any(v.state == "unknown" and not v.subject for v in verdicts) else "clear"
+        for verdict in said.values():
+            if verdict.state == "fired":
+                self._fired(rule, verdict, None, ready=window.watched_s >= rule.warm_up_s)
+        for subject, track in self._tracks[rule.name].items():
+            state = said[subject].state if subject in said else rest
+            if state != "fired":
+                ended = track.clear(window.now_s) if state == "clear" else track.unknown(window.now_s)
+                if ended is not None:
+                    cleared.append(ended)
+
+    def _fired(self, rule: Rule, verdict: Verdict, key: Key | None, ready: bool) -> None:
+        if not verdict.evidence or not (verdict.entities or verdict.edges):
+            self._fail(rule, ValueError("fired without evidence, or about no element"))
+            return
+        tracks = self._tracks[rule.name]
+        track = tracks.get(verdict.subject)
+        if track is None:
+            track = tracks[verdict.subject] = Track(rule, verdict.subject, key)
+        window = self._window
+        track.fired(verdict, window.now_s, window.round.number, window.time_ns, ready or self.snapshot)
+
+    def _fail(self, rule: Rule, error: Exception) -> None:
+        if rule.name not in self._failed:
+            log.warning("rule %s failed: %s", rule.name, error, exc_info=log.isEnabledFor(logging.DEBUG))
+        self._failed[rule.name] = f"{type(error).__name__}: {error}"
+
+    def _end_the_gone(self, cleared: list[Finding]) -> None:
+        """Findings about elements that are not in the graph any more end; what is idle is forgotten."""
+        window, graph = self._window, self._window.round.graph
+        for tracks in self._tracks.values():
+            for subject, track in list(tracks.items()):
+                if track.key is not None:
+                    element = graph.nodes.get(track.key) if isinstance(track.key, str) else graph.edges.get(track.key)
+                    if element is None or ENDED in element.attributes:
+                        ended = track.end()
+                        if ended is not None:
+                            cleared.append(ended)
+                        del tracks[subject]
+                        continue
+                if track.forgettable(window.now_s):
+                    del tracks[subject]
+
+    def _findings(self) -> list[Finding]:
+        found = [track.finding for track in self._all_tracks() if track.finding is not None]
+        return [*found, *self.suspected()] if self.snapshot else found
+
+    def _all_tracks(self) -> list[Track]:
+        return [track for tracks in self._tracks.values() for track in tracks.values()]
+
+    def _unknown_notes(self) -> list[Note]:
+        """Reasons why rules could not judge, each with how many rules it concerns."""
+        counts = Counter(next(iter(state.unknown)) for state in self.survey() if state.state == "unknown")
+        return [Note(reason=f"rules that cannot judge: {reason}", count=n) for reason, n in counts.most_common(_NOTES)]
+
+
+def _mine(element: Any) -> bool:
+    """Whether an element is alive and of this host; foreign ones are judged by their own gpuflight."""
+    if ENDED in element.attributes:
+        return False
+    if isinstance(element, Entity):
+        return not element.ns
+    return "(ns=" not in element.source and "(ns=" not in element.target

@@ -1,0 +1,206 @@
+"""What the engine keeps between rounds about the elements: which meet a screen, the past of metrics, ways between them.
+
+Everything here is brought up to date by a round's difference, so an element that did not change costs nothing.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from gpuflight.bottlenecks.base import MASS_KINDS, ElementRule, Rule, Screen
+from gpuflight.bottlenecks.overrides import Overrides
+from gpuflight.bottlenecks.series import Series
+from gpuflight.bottlenecks.window import Key, key_of
+from gpuflight.graph import Edge
+from gpuflight.graph import edges as edge_kinds
+from gpuflight.graph.edges import EDGE_KINDS
+from gpuflight.graph.element import EdgeKey
+from gpuflight.graph.nodes import NODE_KINDS
+from gpuflight.graph.store import ENDED
+from gpuflight.rounds import Round
+
+COMPARE: dict[str, Callable[[Any, Any], bool]] = {
+    ">": operator.gt, ">=": operator.ge, "<": operator.lt, "<=": operator.le,
+}  # fmt: skip
+_FOLDING = (edge_kinds.Access, edge_kinds.Host, edge_kinds.Own)
+"""Kinds of edge that folding follows (folding.py)."""
+
+Gate = tuple[ElementRule, str | None, Callable[[Any, Any], bool], float]
+Met = list[tuple[ElementRule, Any]]
+
+
+class Index:
+    """The elements of one host as the rules need them. ``by_kind``, ``out`` and ``into`` are read by ``Window``."""
+
+    def __init__(self, rules: Sequence[Rule], overrides: Overrides) -> None:
+        self._overrides = overrides
+        element_rules = [rule for rule in rules if isinstance(rule, ElementRule)]
+        self._gates = self._make_gates(element_rules)
+        self._wanted = _wanted_histories(rules)
+        self._kept = _kept_kinds(rules, element_rules)
+        self._relations = {*_FOLDING, *(kind for rule in rules for kind in rule.relations)}
+        self._warm = {kind for rule in element_rules if rule.warm_up_s > 0 for kind in rule.subjects()}
+        self.by_kind: dict[type[Any], dict[Key, Any]] = {}
+        self.out: dict[tuple[str, type[Edge]], dict[str, None]] = {}
+        self.into: dict[tuple[str, type[Edge]], dict[str, None]] = {}
+        self.histories: dict[Key, dict[str, Series]] = {}
+        self.first_seen_s: dict[Key, float] = {}
+        self.watched: dict[Key, dict[str, ElementRule]] = {}
+
+    def clear(self) -> None:
+        """Forget everything."""
+        for table in (self.by_kind, self.out, self.into, self.histories, self.first_seen_s, self.watched):
+            table.clear()
+
+    def take(self, done: Round, now_s: float, first: bool) -> Met:
+        """Bring everything up to date with a round; (rule, element) for what changed and meets a screen."""
+        diff = done.diff
+        nodes_changed: Iterable[Any] = [step.after for step in diff.nodes_changed]
+        edges_changed: Iterable[Any] = [step.after for step in diff.edges_changed]
+        nodes_added: Iterable[Any] = diff.nodes_added
+        edges_added: Iterable[Any] = diff.edges_added
+        if first:  # a stream may begin in the middle; a saved graph has no difference
+            nodes_added, edges_added = done.graph.nodes.values(), done.graph.edges.values()
+            nodes_changed = edges_changed = ()
+        else:
+            for node_id in diff.nodes_removed:
+                self._drop(node_id, NODE_KINDS.get(node_id.partition("(")[0]))
+            for edge_key in diff.edges_removed:
+                kind = EDGE_KINDS.get(edge_key[2])
+                self._drop(edge_key, kind)
+                self._unlink(edge_key, kind)
+        met: Met = []
+        for elements in (nodes_added, nodes_changed, edges_added, edges_changed):
+            self._look_over(elements, now_s, met)
+        for edge in edges_added:
+            if type(edge) in self._relations:
+                self._link(edge)
+        if self._warm:
+            for entity in nodes_added:
+                if type(entity) in self._warm:
+                    self.first_seen_s[entity.id] = now_s
+        return met
+
+    def _look_over(self, elements: Iterable[Any], now_s: float, met: Met) -> None:
+        gates, wanted, kept, by_kind = self._gates, self._wanted, self._kept, self.by_kind
+        for element in elements:
+            kind = type(element)
+            row = gates.get(kind)
+            is_kept = kind in kept
+            if row is None and not is_kept and kind not in wanted:
+                continue
+            if ENDED in element.attributes:
+                self._drop(key_of(element), kind)
+                continue
+            if is_kept:
+                by_kind.setdefault(kind, {})[key_of(element)] = element
+            if kind in wanted:
+                self._remember(element, wanted[kind], now_s)
+            if row is not None:
+                metrics = element.metrics
+                for rule, metric, compare, limit in row:
+                    if metric is None or (metric in metrics and compare(metrics[metric], limit)):
+                        met.append((rule, element))
+
+    def meets_screens(self, rule: ElementRule, element: Any) -> bool:
+        """Whether any screen of the rule lets the element through."""
+        metrics = element.metrics
+        return any(
+            s.metric in metrics and COMPARE[s.comparison](metrics[s.metric], self._screen_limit(rule, s))
+            for s in rule.screens
+        )
+
+    def restart(self) -> None:
+        """Rounds were missed: the past says nothing about now."""
+        for row in self.histories.values():
+            for series in row.values():
+                series.restart()
+
+    def memory_bytes(self) -> int:
+        """What all this holds, about."""
+        series = [each for row in self.histories.values() for each in row.values()]
+        tables: tuple[Mapping[Any, Any], ...] = (self.out, self.into, self.by_kind)
+        indexed = sum(len(row) for table in tables for row in table.values())
+        return (
+            sum(each.size_bytes for each in series)
+            + 200 * (len(series) + len(self.histories))
+            + 120 * indexed
+            + 100 * (len(self.watched) + len(self.first_seen_s))
+        )
+
+    def _make_gates(self, rules: Sequence[ElementRule]) -> dict[type[Any], list[Gate]]:
+        gates: dict[type[Any], list[Gate]] = {}
+        for rule in rules:
+            if rule.every_round:
+                continue
+            for kind in rule.subjects():
+                row = gates.setdefault(kind, [])
+                if not rule.screens:
+                    row.append((rule, None, operator.gt, 0.0))
+                for screen in rule.screens:
+                    row.append((rule, screen.metric, COMPARE[screen.comparison], self._screen_limit(rule, screen)))
+        return gates
+
+    def _screen_limit(self, rule: Rule, screen: Screen) -> float:
+        return self._overrides.loosest(rule, screen.limit) if isinstance(screen.limit, str) else screen.limit
+
+    def _remember(self, element: Any, wanted: Mapping[str, float], now_s: float) -> None:
+        key = key_of(element)
+        metrics = element.metrics
+        row = self.histories.get(key)
+        if row is None:
+            row = self.histories[key] = {}
+        for metric, horizon_s in wanted.items():
+            series = row.get(metric)
+            if metric in metrics:
+                if series is None:
+                    series = row[metric] = Series(horizon_s)
+                series.append(now_s, metrics[metric])
+            elif series is not None:
+                series.restart()
+
+    def _drop(self, key: Key, kind: type[Any] | None) -> None:
+        """An element is gone."""
+        if kind is not None and kind in self.by_kind:
+            self.by_kind[kind].pop(key, None)
+        self.first_seen_s.pop(key, None)
+        self.histories.pop(key, None)
+        self.watched.pop(key, None)
+
+    def _link(self, edge: Edge) -> None:
+        kind = type(edge)
+        self.out.setdefault((edge.source, kind), {})[edge.target] = None
+        self.into.setdefault((edge.target, kind), {})[edge.source] = None
+
+    def _unlink(self, key: EdgeKey, kind: type[Edge] | None) -> None:
+        if kind is None or kind not in self._relations:
+            return
+        source, target, _tag = key
+        for table, near, far in ((self.out, source, target), (self.into, target, source)):
+            row = table.get((near, kind))
+            if row is not None:
+                row.pop(far, None)
+                if not row:
+                    del table[(near, kind)]
+
+
+def _wanted_histories(rules: Sequence[Rule]) -> dict[type[Any], dict[str, float]]:
+    """Metrics whose past is kept, by kind, for as long as the rule that looks back farthest wants."""
+    wanted: dict[type[Any], dict[str, float]] = {}
+    for rule in rules:
+        for kind, metrics in rule.histories.items():
+            row = wanted.setdefault(kind, {})
+            for metric, seconds in metrics.items():
+                row[metric] = max(seconds, row.get(metric, 0.0))
+    return wanted
+
+
+def _kept_kinds(rules: Sequence[Rule], element_rules: Sequence[ElementRule]) -> set[type[Any]]:
+    """Small kinds that rules go through: subjects, needs, and what has a past."""
+    kinds: set[type[Any]] = {kind for rule in element_rules for kind in rule.subjects()}
+    for rule in rules:
+        kinds.update(need.kind for need in rule.needs)
+        kinds.update(rule.histories)
+    return {kind for kind in kinds if kind.__struct_config__.tag not in MASS_KINDS}
