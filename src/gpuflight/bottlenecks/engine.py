@@ -11,6 +11,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from itertools import islice
 from typing import Any
 
 from msgspec import Struct
@@ -22,7 +23,7 @@ from gpuflight.bottlenecks.lifecycle import Track
 from gpuflight.bottlenecks.overrides import Overrides
 from gpuflight.bottlenecks.survey import RuleState, survey_elements, survey_group
 from gpuflight.bottlenecks.window import Key, Look, Window, key_of
-from gpuflight.graph import Entity
+from gpuflight.graph import Edge, Entity
 from gpuflight.graph.store import ENDED
 from gpuflight.rounds import Coverage, Finding, Note, Round
 
@@ -31,7 +32,9 @@ log = logging.getLogger(__name__)
 _GAP = 5.0
 """Rounds this many times farther apart than the ones before have a hole between them: what is pending begins anew."""
 _SURVEY_ROUNDS = 12
-"""Rounds between two surveys for the coverage line: once a minute at the default interval."""
+"""In so many rounds every rule is asked once what it cannot judge: once a minute at the default interval."""
+_SURVEY_ELEMENTS = 64
+_SURVEY_LOOKS = 4096
 _NOTES = 8
 
 Subscribers = Callable[[], Sequence[Any]]
@@ -78,7 +81,7 @@ class Engine:
         self._window = Window(self._index, self._overrides, self.snapshot)
         self._started = False
         self._last_time_ns = 0
-        self._notes: list[Note] = []
+        self._unknown: dict[str, str] = {}
 
     def judge(self, done: Round) -> Judgement:
         """Judge a round; its ``graph`` and ``diff`` are read, nothing of it is changed. A rule that fails costs that
@@ -96,14 +99,16 @@ class Engine:
             self._judge_group(group, cleared)
         self._end_the_gone(cleared)
         findings = fold(self._findings(), self.rules, window)
-        if window.rounds_count % _SURVEY_ROUNDS == 1:
-            self._notes = self._unknown_notes()
+        notes = [
+            *(Note(reason=f"rule {name} failed: {why}") for name, why in self._failed.items()),
+            *self._survey_some(),
+        ]
         coverage = Coverage(
             collector="rules",
             status="ok",
             wall_ms=round((time.perf_counter() - began_s) * 1e3, 3),
             cpu_ms=round((time.thread_time() - began_cpu_s) * 1e3, 3),
-            notes=[*(Note(reason=f"rule {name} failed: {why}") for name, why in self._failed.items()), *self._notes],
+            notes=notes,
         )
         return Judgement(findings=findings, cleared=cleared, coverage=coverage)
 
@@ -126,18 +131,40 @@ class Engine:
         for element in (*graph.nodes.values(), *graph.edges.values()):
             if type(element) in wanted and _mine(element):
                 elements.setdefault(type(element), []).append(element)
-        states = []
-        for name, rule in self.rules.items():
-            opened = {subject for subject, track in self._tracks[name].items() if track.finding is not None}
-            state = RuleState(rule=name, open_count=len(opened), failed=self._failed.get(name, ""))
-            if isinstance(rule, ElementRule):
-                mine = (each for kind in rule.subjects() for each in elements.get(kind, ()))
-                others = [each for each in mine if not opened or each.id not in opened]
-                survey_elements(rule, others, self._ask, self._index.meets_screens, state)
-            elif isinstance(rule, GroupRule):
-                survey_group(lambda rule=rule: list(rule.judge(self._window)), state)  # type: ignore[misc]
-            states.append(state)
-        return states
+        return [self._state_of(rule, lambda kind: elements.get(kind, ())) for rule in self.rules.values()]
+
+    def _state_of(self, rule: Rule, of_kind: Callable[[type[Any]], Sequence[Any]]) -> RuleState:
+        opened = {subject for subject, track in self._tracks[rule.name].items() if track.finding is not None}
+        state = RuleState(rule=rule.name, open_count=len(opened), failed=self._failed.get(rule.name, ""))
+        if isinstance(rule, ElementRule):
+            mine = (each for kind in rule.subjects() for each in of_kind(kind))
+            others = [each for each in mine if not opened or each.id not in opened]
+            survey_elements(rule, others, self._ask, self._index.meets_screens, state)
+        elif isinstance(rule, GroupRule):
+            survey_group(lambda: list(rule.judge(self._window)), state)
+        return state
+
+    def _survey_some(self) -> list[Note]:
+        """A part of the rules each round, all of them in the first, about some elements of each kind: why rules cannot
+        judge, each reason with how many rules it concerns."""
+        turn = self._window.rounds_count
+        for number, (name, rule) in enumerate(self.rules.items()):
+            if turn == 1 or number % _SURVEY_ROUNDS == turn % _SURVEY_ROUNDS:
+                state = self._state_of(rule, self._some)
+                self._unknown[name] = next(iter(state.unknown)) if state.state == "unknown" else ""
+        counts = Counter(reason for reason in self._unknown.values() if reason)
+        return [Note(reason=f"rules that cannot judge: {reason}", count=n) for reason, n in counts.most_common(_NOTES)]
+
+    def _some(self, kind: type[Any]) -> Sequence[Any]:
+        graph = self._window.round.graph
+        kept = self._index.by_kind.get(kind)
+        found: Iterable[Any]
+        if kept is not None:
+            found = kept.values()
+        else:
+            everything = graph.edges if issubclass(kind, Edge) else graph.nodes
+            found = (each for each in islice(everything.values(), _SURVEY_LOOKS) if type(each) is kind)
+        return [each for each in islice(found, _SURVEY_ELEMENTS) if _mine(each)]
 
     def memory_bytes(self) -> int:
         """What the window holds, about: the past of metrics, indexes, states of findings."""
@@ -284,11 +311,6 @@ class Engine:
 
     def _all_tracks(self) -> list[Track]:
         return [track for tracks in self._tracks.values() for track in tracks.values()]
-
-    def _unknown_notes(self) -> list[Note]:
-        """Reasons why rules could not judge, each with how many rules it concerns."""
-        counts = Counter(next(iter(state.unknown)) for state in self.survey() if state.state == "unknown")
-        return [Note(reason=f"rules that cannot judge: {reason}", count=n) for reason, n in counts.most_common(_NOTES)]
 
 
 def _mine(element: Any) -> bool:

@@ -40,6 +40,7 @@ class Index:
         self._gates = self._make_gates(element_rules)
         self._wanted = _wanted_histories(rules)
         self._kept = _kept_kinds(rules, element_rules)
+        self._concerned = {*self._gates, *self._wanted, *self._kept}
         self._relations = {*_FOLDING, *(kind for rule in rules for kind in rule.relations)}
         self._warm = {kind for rule in element_rules if rule.warm_up_s > 0 for kind in rule.subjects()}
         self.by_kind: dict[type[Any], dict[Key, Any]] = {}
@@ -84,23 +85,21 @@ class Index:
         return met
 
     def _look_over(self, elements: Iterable[Any], now_s: float, met: Met) -> None:
-        gates, wanted, kept, by_kind = self._gates, self._wanted, self._kept, self.by_kind
+        concerned, gates, wanted, kept, by_kind = self._concerned, self._gates, self._wanted, self._kept, self.by_kind
         for element in elements:
             kind = type(element)
-            row = gates.get(kind)
-            is_kept = kind in kept
-            if row is None and not is_kept and kind not in wanted:
+            if kind not in concerned:
                 continue
             if ENDED in element.attributes:
                 self._drop(key_of(element), kind)
                 continue
-            if is_kept:
+            if kind in kept:
                 by_kind.setdefault(kind, {})[key_of(element)] = element
             if kind in wanted:
                 self._remember(element, wanted[kind], now_s)
-            if row is not None:
+            if kind in gates:
                 metrics = element.metrics
-                for rule, metric, compare, limit in row:
+                for rule, metric, compare, limit in gates[kind]:
                     if metric is None or (metric in metrics and compare(metrics[metric], limit)):
                         met.append((rule, element))
 
