@@ -85,12 +85,23 @@ class BccBackend(ProbeBackend):
         (``uprobe``, ``kprobe/FUNCTION``, ``raw_tp/EVENT``, ``tracepoint/GROUP/EVENT``). Raises CompileFailed, KeyError
         and SourceUnavailable.
         """
-        cookies = self._cookies and bcc_load.has_cookies()
-        compiled = self.compiler.compile(source, file, include=include, values=constants, cookie_in_program=not cookies)
+        compiled = self.compile_source(source, file, include=include, constants=constants)
         why_classic = features.why_no_uprobe_multi() if self._multi else "switched off"
-        if not cookies:
+        if not self._has_cookies:
             why_classic = "the kernel has no cookies (Linux 5.15 has them)"
-        return BccObject(name, compiled, programs, map_entries or {}, sections or {}, why_classic, cookies)
+        return BccObject(name, compiled, programs, map_entries or {}, sections or {}, why_classic, self._has_cookies)
+
+    def compile_source(
+        self, source: str, file: str, *, include: Sequence[str] = (), constants: Mapping[str, int] | None = None
+    ) -> Compiled:
+        """Compile only, which needs no rights. Raises CompileFailed, SourceUnavailable."""
+        return self.compiler.compile(
+            source, file, include=include, values=constants, cookie_in_program=not self._has_cookies
+        )
+
+    @property
+    def _has_cookies(self) -> bool:
+        return self._cookies and bcc_load.has_cookies()
 
 
 class BccObject(LoadedObject):

@@ -45,10 +45,21 @@ class LibbpfBackend(ProbeBackend):
         map_entries: Mapping[str, int] | None = None,
         constants: Mapping[str, int] | None = None,
     ) -> ProbeObject:
-        library = load_library()
         content = read_object(name, platform.machine(), self._folder)
+        return self.load_content(name, content, programs=programs, map_entries=map_entries, constants=constants)
+
+    def load_content(
+        self,
+        name: str,
+        content: bytes,
+        *,
+        programs: Sequence[str] | None = None,
+        map_entries: Mapping[str, int] | None = None,
+        constants: Mapping[str, int] | None = None,
+    ) -> LibbpfObject:
+        """As ``load``, of an object that was compiled elsewhere."""
         why_classic = features.why_no_uprobe_multi() if self._multi else "switched off"
-        return LibbpfObject(library, name, content, programs, map_entries or {}, constants or {}, why_classic)
+        return LibbpfObject(load_library(), name, content, programs, map_entries or {}, constants or {}, why_classic)
 
 
 class LibbpfLink(Link):
@@ -125,6 +136,10 @@ class LibbpfObject(LoadedObject):
         if missing := sorted(set(wanted or ()) - set(chosen)):
             raise KeyError(f"no program {', '.join(missing)} in {self.name}")
         return chosen
+
+    def section(self, program: str) -> str:
+        """What the source says of where a program belongs: ``uprobe``, ``raw_tp/EVENT``… Raises KeyError."""
+        return str(self._library.bpf_program__section_name(self._programs[program]).decode())
 
     def _handles_of_maps(self) -> dict[str, int]:
         library = self._library

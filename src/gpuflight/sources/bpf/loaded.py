@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+from msgspec import Struct
+
 from gpuflight.sources.bpf.base import Link, ProbeObject, ProgramCost
 from gpuflight.sources.bpf.costs import STATISTICS, program_cost
-from gpuflight.sources.bpf.maps import Map
+from gpuflight.sources.bpf.maps import PER_CPU, Map, possible_cpus
 from gpuflight.sources.bpf.ringbuf import RingBuffer
+
+
+class Shape(Struct, frozen=True):
+    """What a map is: bytes of a key and of one value, most entries, and whether there is a value for each CPU."""
+
+    key_bytes: int
+    value_bytes: int
+    entries: int
+    per_cpu: bool
 
 
 class LoadedObject(ProbeObject):
@@ -50,6 +61,15 @@ class LoadedObject(ProbeObject):
     def costs(self) -> list[ProgramCost]:
         counting = STATISTICS.counting
         return [program_cost(name, fd, counting) for name, fd in self._program_fds()]
+
+    def shapes(self) -> dict[str, Shape]:
+        """Every map of it."""
+        found = {}
+        for name, known in self._maps.items():
+            per_cpu = known.type in PER_CPU
+            size = known.value_size // possible_cpus() if per_cpu else known.value_size
+            found[name] = Shape(known.key_size, size, known.max_entries, per_cpu)
+        return found
 
     def _program_fds(self) -> list[tuple[str, int]]:
         """Name and descriptor of every program."""

@@ -9,7 +9,7 @@ import functools
 from gpuflight.sources.bpf import syscalls
 
 _ARRAY, _PERCPU_HASH, _PERCPU_ARRAY, _LRU_PERCPU_HASH = 2, 5, 6, 10
-_PER_CPU = {_PERCPU_HASH, _PERCPU_ARRAY, _LRU_PERCPU_HASH}
+PER_CPU = {_PERCPU_HASH, _PERCPU_ARRAY, _LRU_PERCPU_HASH}
 _ARRAYS = {_ARRAY, _PERCPU_ARRAY}
 _CHUNK_BYTES = 256 << 10
 _NO_BATCH = {errno.EINVAL, errno.EOPNOTSUPP, syscalls.ENOTSUPP}
@@ -31,7 +31,7 @@ class Map:
         self.type: int = info.type
         self.key_size: int = info.key_size
         self.max_entries: int = info.max_entries
-        per_cpu = info.type in _PER_CPU
+        per_cpu = info.type in PER_CPU
         self.value_size: int = (info.value_size + 7) // 8 * 8 * possible_cpus() if per_cpu else info.value_size
         self._batches = True
         self._chunk = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 import msgspec
@@ -56,15 +56,19 @@ class Probes:
 
         Raises SourceUnavailable with one reason and one hint, KeyError for programs, maps or constants it has not.
         """
+        return self.open_by(name, lambda: self._load(name, programs, map_entries, constants))
+
+    def open_by(self, name: str, load: Callable[[], ProbeObject]) -> ProbeObject:
+        """As ``open``, for a probe not of this package. Raises what ``load`` raises; a replay does not call it."""
         with self._lock:
             key = self._free_key(name)
             if self._tape.mode == "live":
-                loaded: ProbeObject = self._load(name, programs, map_entries, constants)
+                loaded = load()
             else:
                 inner: list[ProbeObject] = []
 
                 def live() -> bytes:
-                    inner.append(self._load(name, programs, map_entries, constants))
+                    inner.append(load())
                     return msgspec.msgpack.encode(Opened(inner[0].backend, inner[0].why_classic))
 
                 opened = decode(self._tape.ask(SOURCE, f"open {key}", live), Opened)
