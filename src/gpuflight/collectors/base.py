@@ -22,7 +22,7 @@ from msgspec import Struct, field
 
 from gpuflight.graph import Edge, Entity
 from gpuflight.registry import Plugin
-from gpuflight.rounds import Note
+from gpuflight.rounds import Note, ProgramTime
 
 if TYPE_CHECKING:
     from gpuflight.sources.world import World
@@ -58,6 +58,7 @@ class Collector(Plugin, family="collectors", package="gpuflight.collectors"):
         self.settings = settings if settings is not None or self.settings_class is None else self.settings_class()
         self.losses: dict[str, int] = {}
         self.notes: dict[str, Note] = {}
+        self.programs: dict[str, ProgramTime] = {}
 
     def observe(self, world: World) -> None:
         """Read the source once for this round. Raises SourceUnavailable, OSError."""
@@ -84,3 +85,9 @@ class Collector(Plugin, family="collectors", package="gpuflight.collectors"):
             self.notes[reason] = Note(reason=reason, hint=hint, count=count)
         else:
             known.count += count
+
+    def spend(self, program: str, runs_count: int, run_ms: float) -> None:
+        """Say what a program of this collector in the kernel cost since the round before."""
+        known = self.programs.setdefault(program, ProgramTime(program=program))
+        known.runs_count += runs_count
+        known.run_ms += run_ms

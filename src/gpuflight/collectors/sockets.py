@@ -112,6 +112,7 @@ class Sockets(Collector):
         if self._passed:
             self.lose("ended connections that are not shown", len(self._passed))
         self._show(now_s)
+        table.joined = self._ends_of
 
     def seed(self) -> Batch:
         if not self.settings.seed_all:
@@ -149,6 +150,14 @@ class Sockets(Collector):
                     drawn[link.edge.key] = link.edge
                     self._add(self._endpoints.all[link.target if side == 0 else link.source], shown, drawn)
         return Batch(list(shown.values()), list(drawn.values()))
+
+    def _ends_of(self, key: InetKey) -> tuple[str, str, bool] | None:
+        """For ``InetTable.joined``."""
+        connection = self._known.get(key)
+        if connection is None:
+            return None
+        link = self._links[_key(connection)]
+        return link.source, link.target, connection.sure
 
     def _without_passed(self, sockets: list[InetSocket]) -> list[InetSocket]:
         """All but the closed sockets that were passed over in an earlier round. A busy client has thousands of them."""

@@ -144,7 +144,7 @@ class UnixSockets(Collector):
                 continue
             if record.inode > other.inode:
                 continue  # the other one's turn
-            source, target, sure = _direction(record, other, listening)
+            source, target, sure = direction_of(record, other, listening)
             attributes = {"type": record.type, "state": record.state}
             if not sure:
                 attributes["direction"] = "none"
@@ -184,7 +184,7 @@ def _id(inode: int) -> str:
     return f"UnixSocket(ino={inode})"
 
 
-def _direction(
+def direction_of(
     one: UnixSocketRecord, other: UnixSocketRecord, listening: set[tuple[int, str]]
 ) -> tuple[UnixSocketRecord, UnixSocketRecord, bool]:
     """(client, server, whether that is known). An accepted socket carries the name of its listener."""

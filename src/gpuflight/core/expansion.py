@@ -78,6 +78,7 @@ class CollectorRunner:
         if not self.worker.busy:
             self.collector.losses.clear()
             self.collector.notes.clear()
+            self.collector.programs.clear()
 
     def forget(self) -> None:
         """Let no answer of an earlier round stand in for the next one."""
@@ -140,6 +141,7 @@ class CollectorRunner:
             age_rounds=self._age_rounds,
             losses=dict(self.collector.losses) if not self.worker.busy else {},
             notes=list(self.collector.notes.values()) if not self.worker.busy else [],
+            programs=list(self.collector.programs.values()) if not self.worker.busy else [],
         )
 
     def close(self) -> None:

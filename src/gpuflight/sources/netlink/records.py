@@ -6,6 +6,8 @@ caches by record may compare with ``is``.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from msgspec import Struct, field
 
 InetKey = str
@@ -96,16 +98,23 @@ class Limit(Struct):
     count: int = 1
 
 
+Joined = Callable[[InetKey], tuple[str, str, bool] | None]
+"""Of a connected socket's key: the ids of the endpoints that its connection is drawn from and to, and whether that
+direction is known; None for a connection that is not drawn."""
+
+
 class InetTable(Struct):
     """Every internet socket seen this round. ``time_wait_count`` are those in TIME_WAIT that were counted only.
 
-    ``addresses`` are each namespace's own addresses; a namespace is absent where they could not be read."""
+    ``addresses`` are each namespace's own addresses; a namespace is absent where they could not be read. ``joined`` is
+    left here by the collector that joins connections, for those that know more of them; None while nobody did."""
 
     sockets: list[InetSocket] = field(default_factory=list)
     addresses: dict[int, frozenset[str]] = field(default_factory=dict)
     time_wait_count: int = 0
     losses: dict[str, int] = field(default_factory=dict)
     limits: list[Limit] = field(default_factory=list)
+    joined: Joined | None = None
 
 
 class UnixTable(Struct):

@@ -147,7 +147,7 @@ GF_TP_BTF(on_state, inet_sock_set_state)
 	}
 	if (!row->established_ns && row->role == ROLE_CLIENT)
 		copy_addresses(row, sk);
-	copy_totals(row, (struct tcp_sock *)sk);
+	copy_totals(row, sk);
 	row->ended_ns = bpf_ktime_get_ns();
 	return 0;
 }

@@ -40,6 +40,7 @@ struct sock_common {
 	unsigned short skc_family;
 	volatile unsigned char skc_state;
 	possible_net_t skc_net;
+	unsigned long skc_flags;
 	struct in6_addr skc_v6_daddr;
 	struct in6_addr skc_v6_rcv_saddr;
 	atomic64_t skc_cookie;
@@ -153,10 +154,17 @@ gf_inline void copy_addresses(struct socket_row *row, struct sock *sk)
 	row->remote_port = __builtin_bswap16(sk->__sk_common.skc_dport);
 }
 
-gf_inline void copy_totals(struct socket_row *row, struct tcp_sock *tcp)
+/* The kernel counts a FIN that arrived as one byte received; it marks the socket then. */
+enum { SOCK_DONE = 1 };
+
+gf_inline void copy_totals(struct socket_row *row, struct sock *sk)
 {
+	struct tcp_sock *tcp = (struct tcp_sock *)sk;
+
 	row->sent_bytes = gf_read(tcp->bytes_sent) - gf_read(tcp->bytes_retrans);
 	row->received_bytes = gf_read(tcp->bytes_received);
+	if (row->received_bytes && sk->__sk_common.skc_flags >> SOCK_DONE & 1)
+		row->received_bytes -= 1;
 	row->retransmits = gf_read(tcp->total_retrans);
 	row->segments_sent = gf_read(tcp->segs_out);
 	row->segments_received = gf_read(tcp->segs_in);
