@@ -187,14 +187,28 @@ def _rights(world: World) -> Iterator[Check]:
 
 
 def _probes(world: World) -> Iterator[Check]:
-    btf = world.sysfs.exists("kernel/btf/vmlinux")
-    yield Check(
-        area="probes",
-        name="BTF",
-        state="yes" if btf else "no",
-        found="/sys/kernel/btf/vmlinux" if btf else "the kernel carries no type information",
-        hint="" if btf else "CUDA probes need a kernel with CONFIG_DEBUG_INFO_BTF",
-    )
+    try:
+        capabilities = world.probes.capabilities()
+    except SourceUnavailable as error:
+        yield Check(area="probes", name="probes", state="no", found=f"not known: {error.reason}")
+    else:
+        lacking = any(not item.ok for item in capabilities.items if item.name in ("BTF", "uprobe_multi", "own cost"))
+        state: State = "limited" if lacking else "yes"
+        yield Check(
+            area="probes",
+            name="probes",
+            state=state if capabilities.backend else "no",
+            found=f"loaded by {capabilities.backend}" if capabilities.backend else capabilities.reason,
+            hint=capabilities.hint,
+        )
+        for item in capabilities.items:
+            yield Check(
+                area="probes",
+                name=item.name,
+                state="yes" if item.ok else "no",
+                found=item.found,
+                hint=item.hint if item.hint != capabilities.hint else "",  # said once is enough
+            )
     for name, meaning in (
         ("perf_event_paranoid", "2 and less lets users measure their own programs"),
         ("unprivileged_bpf_disabled", "0 lets users load probes"),

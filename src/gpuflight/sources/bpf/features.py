@@ -15,6 +15,7 @@ BTF = "/sys/kernel/btf/vmlinux"
 BTF_HINT = "use a kernel with CONFIG_DEBUG_INFO_BTF=y; CUDA probes work without"
 RIGHTS_HINT = "run as root, or grant CAP_BPF and CAP_PERFMON (systemd: AmbientCapabilities=CAP_BPF CAP_PERFMON)"
 TRACEFS_HINT = "mount -t tracefs nodev /sys/kernel/tracing"
+_SYS_ADMIN, _PERFMON, _BPF = 21, 38, 39  # linux/capability.h
 _TRACEFS = ("/sys/kernel/tracing", "/sys/kernel/debug/tracing")
 
 
@@ -38,6 +39,7 @@ def why_no_uprobe_multi() -> str:
 
 def require_uprobe_multi() -> None:
     """Raises SourceUnavailable if symbols have to be attached one by one."""
+    require_rights()
     if reason := why_no_uprobe_multi():
         raise SourceUnavailable(reason, "symbols are attached one by one, which costs more; use Linux 6.6 or newer")
 
@@ -55,7 +57,7 @@ def require_classic_uprobes() -> None:
 def require_tracefs() -> None:
     """Raises SourceUnavailable without tracefs, which only classic tracepoints need. We mount nothing ourselves."""
     if tracefs() is None:
-        raise SourceUnavailable("tracefs is not mounted", TRACEFS_HINT)
+        raise SourceUnavailable("not mounted; only classic tracepoints of your own probes need it", TRACEFS_HINT)
 
 
 def require_statistics() -> None:
@@ -84,11 +86,52 @@ def _why_no_programs() -> tuple[str, str]:
         os.close(syscalls.load_nothing())
     except OSError as error:
         if error.errno in (errno.EPERM, errno.EACCES):
-            return "no right to load BPF programs", RIGHTS_HINT
+            return _why_not_permitted()
         if error.errno == errno.ENOSYS:
             return "the kernel has no BPF", "use a kernel with CONFIG_BPF_SYSCALL=y"
         return f"the kernel loads no uprobe programs: {error.strerror}", "use a kernel with CONFIG_BPF_EVENTS=y"
     return "", ""
+
+
+def _why_not_permitted() -> tuple[str, str]:
+    """What takes the right away: mostly a capability, else what stands above capabilities."""
+    if missing := missing_rights(_status("CapEff")):
+        return f"no right to load BPF programs: {' and '.join(missing)} missing", RIGHTS_HINT
+    try:
+        with open("/proc/self/uid_map", encoding="ascii") as file:
+            whole = file.read().split() == ["0", "0", "4294967295"]
+    except OSError:
+        whole = True
+    if not whole:
+        return (
+            "no right to load BPF programs: capabilities of a user namespace do not count",
+            "run in the user namespace of the host (podman and docker: not rootless, --userns=host)",
+        )
+    if _status("Seccomp") == 2:
+        return (
+            "no right to load BPF programs: a seccomp filter forbids bpf()",
+            "allow bpf and perf_event_open in the container's seccomp rules (docker --cap-add BPF --cap-add PERFMON)",
+        )
+    return (
+        "the kernel lets nobody load BPF programs",
+        "see /sys/kernel/security/lockdown (confidentiality forbids them), and the security modules' audit log",
+    )
+
+
+def missing_rights(effective: int) -> list[str]:
+    """Capabilities to load probes that a set (bits as in ``CapEff``) does not hold; CAP_SYS_ADMIN is enough alone."""
+    if effective >> _SYS_ADMIN & 1:
+        return []
+    return [name for name, bit in (("CAP_BPF", _BPF), ("CAP_PERFMON", _PERFMON)) if not effective >> bit & 1]
+
+
+def _status(name: str) -> int:
+    """A hexadecimal field of /proc/self/status; 0 if it is not there."""
+    try:
+        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+            return next((int(line.split()[1], 16) for line in file if line.startswith(f"{name}:")), 0)
+    except (OSError, ValueError, IndexError):
+        return 0
 
 
 @functools.cache

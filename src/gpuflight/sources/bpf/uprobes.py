@@ -12,7 +12,6 @@ from gpuflight.sources.bpf import syscalls
 from gpuflight.sources.bpf.base import Link, Uprobe
 
 _PMU = "/sys/bus/event_source/devices/uprobe"
-_DETACHERS = 8
 
 
 class UprobeLink(Link):
@@ -30,12 +29,11 @@ class UprobeLink(Link):
     def close(self) -> None:
         fds, self._fds = self._fds, []
         self.attached = []
-        if len(fds) <= 1:
+        if len(fds) <= 2:
             _close_all(fds)
             return
-        # Each waits for a grace period of the kernel; several wait for the same one.
-        for part in range(min(_DETACHERS, len(fds))):
-            threading.Thread(target=_close_all, args=(fds[part::_DETACHERS],), name="gpuflight-detach").start()
+        # The kernel lets go of one after the other, each after a grace period: several threads would not be faster.
+        threading.Thread(target=_close_all, args=(fds,), name="gpuflight-detach", daemon=True).start()
 
 
 def _close_all(fds: Sequence[int]) -> None:
