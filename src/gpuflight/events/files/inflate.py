@@ -35,19 +35,22 @@ class Damaged(ValueError):
         self.reason = reason
 
 
-def chunks(path: str, compressed: bool, seen: Callable[[bytes], Any] | None = None) -> Iterator[bytes]:
-    """Pieces of at most 1 MiB. ``seen`` is handed the file's bytes as they lie there.
+def chunks(
+    path: str, compressed: bool, seen: Callable[[bytes], Any] | None = None, piece_bytes: int = 0
+) -> Iterator[bytes]:
+    """Pieces of at most so many bytes (0: 1 MiB). ``seen`` is handed the file's bytes as they lie there.
 
     Raises OSError, and Damaged after the last piece that could be had.
     """
+    piece_bytes = piece_bytes or PIECE_BYTES
     with open(path, "rb", buffering=0, opener=open_regular) as file:
         if not compressed:
-            while piece := file.read(PIECE_BYTES):
+            while piece := file.read(piece_bytes):
                 if seen is not None:
                     seen(piece)
                 yield piece
             return
-        yield from _members(file, seen)
+        yield from _members(file, seen, piece_bytes)
 
 
 def open_regular(path: str, flags: int) -> int:
@@ -59,7 +62,7 @@ def open_regular(path: str, flags: int) -> int:
     return descriptor
 
 
-def _members(file: Any, seen: Callable[[bytes], Any] | None) -> Iterator[bytes]:
+def _members(file: Any, seen: Callable[[bytes], Any] | None, piece_bytes: int) -> Iterator[bytes]:
     inflater: Any = None
     held = b""
     anything = False
@@ -83,7 +86,7 @@ def _members(file: Any, seen: Callable[[bytes], Any] | None) -> Iterator[bytes]:
             inflater = _inflate.decompressobj(_GZIP)
         while held:
             try:
-                piece = inflater.decompress(held, PIECE_BYTES)
+                piece = inflater.decompress(held, piece_bytes)
             except (zlib.error, OSError, ValueError, EOFError, getattr(_inflate, "error", zlib.error)) as error:
                 raise Damaged("corrupt_file") from error
             if piece:

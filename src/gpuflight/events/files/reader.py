@@ -10,6 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from gpuflight.errors import InputError
+from gpuflight.events.arrays import keep_freed_memory
 from gpuflight.events.batch import Batch
 from gpuflight.events.files import inflate
 from gpuflight.events.files.folder import SessionFolder, find_sessions
@@ -21,6 +22,8 @@ from gpuflight.events.format.repair import is_whole
 from gpuflight.events.ledger import Ledger, Place
 
 _AHEAD = 4
+_PIECE_BYTES = 2 << 20
+"""Decoded at a time: less, and calls of numpy cost more than what they do; more, and it leaves the caches."""
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 
 
@@ -43,6 +46,7 @@ class SessionReader:
 
     def blocks(self) -> Iterator[list[Batch]]:
         """The same, batches of whole lines together: what came of one numbered batch is not taken apart."""
+        keep_freed_memory()
         self._look_beside()
         pieces = self._pieces()
         # what a thread would gain by decompressing meanwhile, the hand-over between the cores costs
@@ -119,7 +123,7 @@ class SessionReader:
         first = True
         identified = not window.temporary and window.number is not None and self.folder.companions.has_lock
         try:
-            for piece in chunks(window.path, window.compressed, seen if identified else None):
+            for piece in chunks(window.path, window.compressed, seen if identified else None, _PIECE_BYTES):
                 if first and piece.startswith(_UTF16) and b"\0" in piece[:8]:
                     self.ledger.add("utf16_file", place, subject=window.channel)
                     return

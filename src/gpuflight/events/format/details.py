@@ -13,7 +13,7 @@ from gpuflight.events.format.emit import Output, select
 from gpuflight.events.format.found import Found, Waiting
 from gpuflight.events.format.session import Session
 from gpuflight.events.format.sheets import Block, Sheet
-from gpuflight.events.format.singles import LEADING_ZERO, Repeats, Row
+from gpuflight.events.format.singles import Repeats, Row, numbers_between
 from gpuflight.events.ledger import Place
 from gpuflight.events.tables import TABLES
 
@@ -60,16 +60,12 @@ class Details:
 
     def flush(self, output: Output) -> list[bytes]:
         """A batch of all lines; answers lines whose number is none, to be read one by one."""
-        np = numpy()
         if not self.numbers:
             return []
         left: list[bytes] = []
-        text = b",".join(self.corr_ids)
-        plain = text.translate(None, b"0123456789") == b"," * (len(self.corr_ids) - 1)
-        plain = plain and b",," not in text and text[:1] != b"," and text[-1:] not in (b",", b"")
-        plain = plain and LEADING_ZERO.search(text) is None
-        corr_ids: Any = np.fromstring(text, dtype=np.ulonglong, sep=",").view(np.int64) if plain else None
-        if corr_ids is None or corr_ids.size != len(self.numbers) or corr_ids.min() < 0:
+        parsed = numbers_between(self.corr_ids, ["corr_id"], b"")
+        corr_ids: Any = None if parsed is None else parsed[0].view(numpy().int64)
+        if corr_ids is None or corr_ids.min() < 0:
             parts = {number: rest for rest, number in self.repeats.index.items()}
             left = [
                 self.head[1:] + corr_id + b"," + parts[number]

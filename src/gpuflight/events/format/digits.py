@@ -16,11 +16,10 @@ _ZEROS = 0x3030303030303030
 
 
 class _Tables(NamedTuple):
-    """``keep`` and ``fill``: by number of digits 0-8, which bytes of a word these are and "0" in the others.
+    """``keep``: by number of digits 0-8, which bytes of a word these are.
     ``least``: by number of digits, the smallest number that has so many and no leading zero."""
 
     keep: Any
-    fill: Any
     least: Any
     steps: tuple[tuple[Any, Any, Any], ...]
 
@@ -31,11 +30,10 @@ def _tables() -> _Tables:
     keep = [_FULL & ~((1 << 8 * (8 - n)) - 1) for n in range(9)]
     return _Tables(
         np.array(keep, dtype=np.uint64),
-        np.array([_ZEROS & ~k for k in keep], dtype=np.uint64),
         np.array([0, 0] + [10 ** (n - 1) for n in range(2, MOST_DIGITS + 1)], dtype=np.uint64),
         tuple(
-            (np.uint64(mask), np.uint64((10**digits << 8 * digits) + 1), np.uint64(8 * digits))
-            for mask, digits in ((0x0F0F0F0F0F0F0F0F, 1), (0x00FF00FF00FF00FF, 2), (0x0000FFFF0000FFFF, 4))
+            (mask and np.uint64(mask), np.uint64((10**digits << 8 * digits) + 1), np.uint64(8 * digits))
+            for mask, digits in ((None, 1), (0x00FF00FF00FF00FF, 2), (0x0000FFFF0000FFFF, 4))
         ),
     )
 
@@ -51,15 +49,38 @@ def parse(view: Any, ends: Any, lengths: Any) -> tuple[Any, Any]:
     A number is 1-20 digits without leading zeros, below 2^64.
     """
     np = numpy()
-    low = view[ends - 8]
-    digits = np.minimum(lengths, 8)
-    good = _are_digits(low, digits)
-    values = _value(low, digits)
-    if int(lengths.max(initial=0)) > 8:
+    if not len(ends):
+        return np.empty(0, dtype=np.uint64), np.empty(0, dtype=bool)
+    shortest, longest = int(lengths.min()), int(lengths.max())
+    same = shortest == longest
+    if longest <= 8:
+        values, good = _number(view[ends - 8], longest if same else lengths)
+    else:
+        values, good = _number(view[ends - 8], 8 if shortest >= 8 else np.minimum(lengths, 8))
+        begin = _begin(view, ends, longest) if same else None
+        if begin is not None:
+            values += np.uint64(begin * 10**8)
+            return values, good
         long = np.flatnonzero(lengths > 8)
         values[long], good[long] = _long(view, ends[long], lengths[long], values[long], good[long])
-    good &= (lengths > 0) & (values >= _tables().least[np.minimum(lengths, MOST_DIGITS)])
-    return values, good
+    good &= values >= _tables().least[min(longest, MOST_DIGITS) if same else np.minimum(lengths, MOST_DIGITS)]
+    return values, good if shortest > 0 else good & (lengths > 0)
+
+
+def _begin(view: Any, ends: Any, length: int) -> int | None:
+    """What numbers of 9-20 digits say without their last eight, if all of them say the same."""
+    if not 8 < length <= MOST_DIGITS or int(ends.min()) < 16 + max(length - 16, 0):
+        return None
+    words = [view[ends - 16]] if length <= 16 else [view[ends - length], view[ends - 16]]
+    if length < 16:
+        words[0] &= _tables().keep[length - 8]
+    if any((word != word[0]).any() for word in words):
+        return None
+    texts = [int(word[0]).to_bytes(8, "little") for word in words]
+    text = texts[0] + texts[1][24 - length :] if length > 16 else texts[0][16 - length :]
+    if not text.isdigit() or text[:1] == b"0" or int(text) * 10**8 + 10**8 - 1 > _FULL:
+        return None
+    return int(text)
 
 
 def _long(view: Any, ends: Any, lengths: Any, values: Any, good: Any) -> tuple[Any, Any]:
@@ -72,8 +93,8 @@ def _long(view: Any, ends: Any, lengths: Any, values: Any, good: Any) -> tuple[A
             return values, good
         digits = np.clip(digits, 0, 8)
         word = view[np.maximum(ends - offset, 0)]  # what is before the block is no digit of ours
-        good = good & _are_digits(word, digits) & ((ends >= offset) | (digits == 0))
-        part = _value(word, digits)
+        part, are_digits = _number(word, digits)
+        good = good & are_digits & ((ends >= offset) | (digits == 0))
         low, values = values, values + part * np.uint64(weight)
     most_high, most_low = divmod(_FULL, 10**16)
     fits = (part < most_high) | ((part == most_high) & (low <= most_low))
@@ -86,65 +107,68 @@ def columns(data: bytes, ends: Any, lengths: Any) -> Any | None:
     None if one is empty, has a leading zero or is 2^64 or more.
     """
     np = numpy()
-    if int(lengths.min()) < 1:
+    shortest, longest = lengths.min(axis=1).tolist(), lengths.max(axis=1).tolist()
+    if min(shortest) < 1:
         return None
     view, content = words(data), np.frombuffer(data, dtype=np.uint8)
     values = np.empty(ends.shape, dtype=np.uint64)
-    longest = lengths.max(axis=1)
-    for j, length in enumerate(longest.tolist()):
-        if length == 1:
+    for j, (least, most) in enumerate(zip(shortest, longest, strict=True)):
+        if most == 1:
             np.subtract(content[ends[j] - 1], 48, out=values[j], dtype=np.uint8, casting="unsafe")
-        elif length > 8:
-            constant = _constant(data, view, ends[j], length) if length == lengths[j].min() else None
-            if constant is not None:
-                values[j] = constant
-                continue
+            continue
+        constant = _constant(data, ends[j], most) if least == most else None
+        if constant is not None:
+            values[j] = constant
+        elif most <= 8:
+            digits = most if least == most else lengths[j]
+            values[j] = _value(_digits(view[ends[j] - 8], digits))
+            if (values[j] < _tables().least[digits]).any():
+                return None
+        else:
             values[j], good = parse(view, ends[j], lengths[j])
             if not good.all():
                 return None
-    short = np.flatnonzero((longest > 1) & (longest <= 8))
-    if len(short):
-        digits = lengths[short]
-        parsed = _value(view[ends[short] - 8], digits)
-        if (parsed < _tables().least[digits]).any():
-            return None
-        values[short] = parsed
     return values
 
 
-def _constant(data: bytes, view: Any, ends: Any, length: int) -> int | None:
-    """The one value of a column of numbers of more than eight digits, if it has no other."""
-    first = int(ends[0])
-    if length > MOST_DIGITS:
-        return None
-    for back in (*range(8, length, 8), length):
-        found = view[ends - back]
-        if (found != found[0]).any():
-            return None
+def _constant(data: bytes, ends: Any, length: int) -> int | None:
+    """The one value of a column of numbers of so many digits, if it has no other."""
+    first, last = int(ends[0]), int(ends[-1])
     text = data[first - length : first]
+    if length > MOST_DIGITS or text[:1] == b"0" or data[last - length : last] != text:
+        return None
+    windows = numpy().ndarray((len(data) - length + 1,), f"V{length}", data, strides=(1,))
+    if windows[ends - length].tobytes() != text * len(ends):
+        return None
     value = int(text)
-    return value if value <= _FULL and text[:1] != b"0" else None
+    return value if value <= _FULL else None
 
 
-def _are_digits(word: Any, digits: Any) -> Any:
-    """Whether the last ``digits`` (0-8) bytes of each word are digits."""
+def _digits(word: Any, digits: Any) -> Any:
+    """The last ``digits`` (0-8, one for all or one each) bytes of each word as values of digits, 0 before them. The
+    words are used up."""
     np = numpy()
-    tables = _tables()
-    word = (word & tables.keep[digits]) | tables.fill[digits]
-    high = np.uint64(0xF0F0F0F0F0F0F0F0)
-    probe = word + np.uint64(0x0606060606060606)
-    probe &= high
-    probe >>= np.uint64(4)
-    probe |= word & high
-    return probe == np.uint64(0x3333333333333333)
-
-
-def _value(word: Any, digits: Any) -> Any:
-    """The number that the last ``digits`` (0-8) bytes of each word are."""
-    tables = _tables()
-    word = word & tables.keep[digits]
-    for mask, factor, shift in tables.steps:
-        word &= mask
-        word *= factor
-        word >>= shift
+    word ^= np.uint64(_ZEROS)
+    if not isinstance(digits, int) or digits < 8:
+        word &= _tables().keep[digits]
     return word
+
+
+def _value(digits: Any) -> Any:
+    """The number that eight digits are. They are used up."""
+    for mask, factor, shift in _tables().steps:
+        if mask is not None:
+            digits &= mask
+        digits *= factor
+        digits >>= shift
+    return digits
+
+
+def _number(word: Any, digits: Any) -> tuple[Any, Any]:
+    """(the number that the last ``digits`` bytes of each word are, whether these are digits). The words are used up."""
+    np = numpy()
+    word = _digits(word, digits)
+    beyond = word + np.uint64(0x7676767676767676)
+    beyond |= word
+    beyond &= np.uint64(0x8080808080808080)
+    return _value(word), beyond == 0

@@ -150,8 +150,6 @@ class Run:
         for wire, values in parsed.items():
             field = self.plan.fields.get(wire)
             if field is not None and field.column.kind == "u64":
-                if (values == (1 << 64) - 1).any():
-                    return None
                 columns[field.column.name] = values.view(np.uint64)
                 continue
             signed = values.view(np.int64)

@@ -7,17 +7,20 @@ read in full is left to be read in full.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from gpuflight.events.arrays import numpy
 from gpuflight.events.format.digits import MOST_DIGITS, parse, words
 from gpuflight.events.format.found import Found
-from gpuflight.events.format.guess import Guess
+from gpuflight.events.format.texts import Texts
 
 _MOST_TEXTS = 4096
 """Of one place in the lines; with more, lines are looked up one by one."""
-_FEWEST_LINES = 256
+_FEWEST_LINES = 128
 """Fewer lines of a layout in a block are sooner looked up one by one."""
+_MOST_COMBINATIONS = 1 << 16
+"""Of texts, for which there is a table instead of a search."""
 _TYPE = b'"type":"'
 _INTO_TYPE = 4
 """The bytes that tell types apart begin here: many names begin alike."""
@@ -32,13 +35,22 @@ class Block:
         self.data = data
         self.view = words(data)
         self.content = np.frombuffer(data, dtype=np.uint8)
-        newlines = np.flatnonzero(self.content == ord("\n"))
+        newlines = _newlines(self.content)
         if not data.endswith(b"\n"):
             newlines = np.append(newlines, len(data))
         self.ends = newlines
         self.starts = np.empty_like(newlines)
         self.starts[0] = 0
         np.add(newlines[:-1], 1, out=self.starts[1:])
+        self._words: dict[int, Any] = {}
+
+    def words_of_lines(self, at: int) -> Any:
+        """The eight bytes at an offset in each line, or behind it where it is shorter."""
+        words = self._words.get(at)
+        if words is None:
+            np = numpy()
+            words = self._words[at] = self.view[np.minimum(self.starts + at, len(self.view) - 1)]
+        return words
 
 
 class Sheet:
@@ -49,8 +61,9 @@ class Sheet:
         self._inner = [[b',"' + name.encode() + b'":' for name in names[1:]] for names in groups]
         self._texts: list[dict[bytes, int]] = [{} for _ in range(len(groups) + 1)]
         self._numbers: dict[tuple[int, ...], int] = {}
-        self._built: list[_Texts] = []
+        self._built: list[Texts] = []
         self._codes: Any = None
+        self._table: Any = None
         self._by_code: Any = None
         self._built_of = 0
         self._word: tuple[int, int] | None = None
@@ -74,9 +87,9 @@ class Sheet:
         np = numpy()
         if self._word is None or not self._build():
             return None
-        view, last = block.view, len(block.view) - 1
+        view = block.view
         at, word = self._word
-        lines = np.flatnonzero(view[np.minimum(block.starts + at, last)] == np.uint64(word))
+        lines = np.flatnonzero(block.words_of_lines(at) == np.uint64(word))
         if len(lines) < _FEWEST_LINES:
             return None
         place = block.starts[lines]
@@ -108,17 +121,17 @@ class Sheet:
         keep(place == block.ends[lines])
         texts, numbers = self._apart(kept)
         for known, (_, text) in zip(self._built, texts, strict=True):
-            code = code * len(known.texts) + text
-        at_code = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
-        good = self._codes[at_code] == code
+            code = code * len(known) + text
+        chosen, good = self._numbers_of(code)
         for known, (places, text) in zip(self._built, texts, strict=True):
-            good &= known.proven(block.data, text, places)
+            good &= known.proven(block.data, view, text, places)
         names = [name for group in self._groups for name in group]
-        parsed, digits = parse(view, *(np.concatenate([pair[i] for pair in numbers]) for i in (0, 1)))
-        digits &= parsed <= np.uint64(_MOST_VALUE)
-        good &= digits.reshape(len(names), -1).all(axis=0)
-        values = dict(zip(names, parsed.reshape(len(names), -1), strict=True))
-        chosen = self._by_code[at_code]
+        values = {}
+        for name, (ends, lengths) in zip(names, numbers, strict=True):
+            values[name], digits = parse(view, ends, lengths)
+            good &= digits
+            if int(values[name].max()) > _MOST_VALUE:
+                good &= values[name] <= np.uint64(_MOST_VALUE)
         if not good.all():
             lines, chosen = lines[good], chosen[good]
             values = {name: column[good] for name, column in values.items()}
@@ -133,11 +146,20 @@ class Sheet:
             numbers += [next(pairs) for _ in (self._groups[g] if g < len(self._groups) else ())]
         return texts, numbers
 
+    def _numbers_of(self, code: Any) -> tuple[Any, Any]:
+        """What known lines of these codes were learnt as, and whether there are such."""
+        np = numpy()
+        if self._table is not None:
+            chosen = self._table[code]
+            return chosen, chosen >= 0
+        at = np.minimum(np.searchsorted(self._codes, code), len(self._codes) - 1)
+        return self._by_code[at], self._codes[at] == code
+
     def _build(self) -> bool:
         """What is needed to find lines; made anew when an eighth of the known ones is new."""
         np = numpy()
         if len(self._numbers) > self._built_of + self._built_of // 8:
-            self._built = [_Texts(list(known)) for known in self._texts]
+            self._built = [Texts(list(known)) for known in self._texts]
             codes = []
             for key in self._numbers:
                 code = 0
@@ -147,44 +169,47 @@ class Sheet:
             order = np.argsort(np.array(codes, dtype=np.int64))
             self._codes = np.array(codes, dtype=np.int64)[order]
             self._by_code = np.array(list(self._numbers.values()), dtype=np.int64)[order]
+            self._table = None
+            if (combinations := math.prod(map(len, self._texts))) <= _MOST_COMBINATIONS:
+                self._table = np.full(combinations, -1, dtype=np.int64)
+                self._table[self._codes] = self._by_code
             self._built_of = len(self._numbers)
         return bool(self._built)
 
     def _length(self, name: str, content: Any, place: Any, stop: int) -> Any:
-        """Bytes up to the one that ends a number; 0 if there are too many. Lengths that occurred are tried first."""
+        """Bytes up to one that ends a number; 0 if there are too many. Lengths that occurred are tried first, the
+        last most frequent one before all: if that is not the nearest end, what is between is no number."""
         np = numpy()
-        lengths = np.zeros(len(place), dtype=np.int64)
-        left = np.arange(len(place))
         tried = self._lengths.get(name, [])
-        occurred = []
+        left: Any = None
+        lengths = np.zeros(len(place), dtype=np.int64)
+        last = len(content) - 1
+        occurred: dict[int, int] = {}
         for length in [*tried, *(n for n in range(1, MOST_DIGITS + 1) if n not in tried)]:
-            if not len(left):
+            ends = content[np.minimum((place if left is None else place[left]) + length, last)] == stop
+            count = int(np.count_nonzero(ends))
+            if not count:
+                continue
+            occurred[length] = count
+            if count == len(ends):
+                lengths[slice(None) if left is None else left] = length
                 break
-            here = place[left] + length
-            ends = content[np.minimum(here, len(content) - 1)] == stop
-            if ends.any():
-                occurred.append(length)
-                lengths[left[ends]] = length
-                left = left[~ends]
-        self._lengths[name] = sorted(occurred)
+            lengths[ends if left is None else left[ends]] = length
+            left = np.flatnonzero(~ends) if left is None else left[~ends]
+        self._lengths[name] = sorted(occurred, key=lambda length: -occurred[length])
         return lengths
 
 
-class _Texts:
-    """Known texts of one place in the lines. ``first``: the byte that all begin with, 0 if they do not."""
-
-    def __init__(self, texts: list[bytes]) -> None:
-        np = numpy()
-        self.texts = texts
-        self.lengths = np.array([len(text) for text in texts], dtype=np.int64)
-        self.guess = Guess(texts)
-        self.first = texts[0][0] if len({text[:1] for text in texts}) == 1 else 0
-
-    def proven(self, data: bytes, chosen: Any, places: Any) -> Any:
-        """Whether the texts stand there."""
-        np = numpy()
-        begins = map(data.startswith, map(self.texts.__getitem__, chosen.tolist()), places.tolist())
-        return np.fromiter(begins, dtype=bool, count=len(places))
+def _newlines(content: Any) -> Any:
+    """Offsets of the newlines: first the words that have one, which few have."""
+    np = numpy()
+    hits = np.empty(len(content) + 7 & ~7, dtype=bool)
+    hits[len(content) :] = False
+    np.equal(content, ord("\n"), out=hits[: len(content)])
+    in_words = hits.view(np.uint64)
+    some = np.flatnonzero(in_words != 0)
+    at = np.flatnonzero(in_words[some].view(bool))
+    return some[at >> 3] * 8 + (at & 7)
 
 
 def _same(view: Any, places: Any, text: bytes) -> Any:

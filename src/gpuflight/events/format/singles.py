@@ -8,7 +8,6 @@ gave back what its fields say. The numbers of all lines go to numpy's parser at 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +15,7 @@ import msgspec
 
 from gpuflight.events.arrays import numpy
 from gpuflight.events.format.cells import Value, cell, read
+from gpuflight.events.format.digits import columns
 from gpuflight.events.format.plans import SHAPED_FIELDS, Plan
 from gpuflight.events.format.rows import array
 from gpuflight.events.format.session import Session
@@ -85,10 +85,7 @@ def add_duration(plan: Plan, values: dict[str, Value], fields: dict[str, Any]) -
 
 
 Parts = tuple[tuple[bytes, ...], tuple[bytes, ...]]
-_DIGITS = b"0123456789"
-_KEY_LETTERS = b'":_abcdefghijklmnopqrstuvwxyz'
-LEADING_ZERO = re.compile(rb"(?:^|,)0[0-9]")
-_NEWLINE_TO_COMMA = bytes.maketrans(b"\n", b",")
+_PADDING = bytes(8)
 
 
 class Cut:
@@ -109,22 +106,38 @@ class Cut:
 
     def numbers(self, changes: list[tuple[bytes, ...]]) -> dict[str, Any] | None:
         """Fields → uint64 arrays, over all lines; None if a line has anything but digits where numbers should be."""
-        np = numpy()
         result: dict[str, Any] = {}
-        count = len(changes)
         for g, (names, skeleton) in enumerate(zip(self.groups, self.skeletons, strict=True)):
-            text = b"\n".join([change[g] for change in changes])
-            if b"-" in text or text.translate(None, _DIGITS) != b"\n".join([skeleton] * count):
+            columns = numbers_between([change[g] for change in changes], names, skeleton)
+            if columns is None:
                 return None
-            text = text.translate(_NEWLINE_TO_COMMA, _KEY_LETTERS)
-            if b",," in text or text[:1] == b"," or text[-1:] in (b",", b"") or LEADING_ZERO.search(text):
-                return None
-            values = np.fromstring(text, dtype=np.ulonglong, sep=",")
-            if values.size != count * len(names):
-                return None
-            columns = np.ascontiguousarray(values.reshape(count, len(names)).T)
             result.update(zip(names, columns, strict=True))
         return result
+
+
+def numbers_between(texts: list[bytes], names: list[str], skeleton: bytes) -> Any | None:
+    """A row of uint64 for each name, out of texts that are one number for each with a skeleton between them; None if
+    one is anything else."""
+    np = numpy()
+    data = b"\n".join([_PADDING, *texts, b""])
+    content = np.frombuffer(data, dtype=np.uint8)
+    marks = np.flatnonzero((content[len(_PADDING) :] - np.uint8(48)) > 9)
+    marks += len(_PADDING)
+    if content[marks].tobytes() != b"\n" + (skeleton + b"\n") * len(texts):
+        return None
+    width = len(skeleton) + 1
+    ends = np.empty((len(names), len(texts)), dtype=np.int64)
+    lengths = np.empty_like(ends)
+    at = 1
+    for n, name in enumerate(names):
+        if n:
+            at += len(name) + 4
+        ends[n] = marks[at::width]
+        np.subtract(ends[n], marks[at - 1 : -1 : width], out=lengths[n])
+    lengths -= 1
+    if int(lengths.sum()) + len(marks) + len(_PADDING) != len(data):  # digits within the skeleton
+        return None
+    return columns(data, ends, lengths)
 
 
 def _cutter(marks: list[bytes]) -> Callable[[bytes], Parts]:
@@ -203,12 +216,24 @@ class Repeats:
         self.index: dict[Any, int] = {}
         self.rows: list[Row] = []
         self._bytes = 0
-        self._signatures: list[tuple[str, frozenset[str], frozenset[str]]] = []
+        self._alike: dict[tuple[str, frozenset[str], frozenset[str]], _Alike] = {}
+        self._groups: list[_Alike] = []
+        self._group_of: list[int] = []
+        self._place_in_group: list[int] = []
+        self._arrays: tuple[Any, Any] | None = None
 
     def add(self, key: Any, size: int, row: Row, session_id: str) -> int:
         number = self.index[key] = len(self.rows)
         self.rows.append(row)
-        self._signatures.append((session_id, frozenset(row.values), frozenset(row.extra)))
+        signature = (session_id, frozenset(row.values), frozenset(row.extra))
+        group = self._alike.get(signature)
+        if group is None:
+            group = self._alike[signature] = _Alike(session_id, len(self._groups))
+            self._groups.append(group)
+        self._group_of.append(group.number)
+        self._place_in_group.append(len(group.rows))
+        group.rows.append(row)
+        self._arrays = group.columns = None
         self._bytes += size + _ROW_BYTES
         return number
 
@@ -219,30 +244,42 @@ class Repeats:
     def take(self, numbers: Any, kinds: dict[str, str]) -> list[Taken]:
         """Rows by number (a list or array of them); those of one session with the same columns together."""
         np = numpy()
-        asked = np.array(numbers, dtype=np.int64)
-        present = np.zeros(len(self.rows), dtype=bool)
-        present[asked] = True
-        distinct = np.flatnonzero(present)
-        places = (np.cumsum(present) - 1)[asked]
-        signatures = [self._signatures[n] for n in distinct.tolist()]
-        kinds_of_rows = dict.fromkeys(signatures)
+        numbers = np.asarray(numbers, dtype=np.int64)
+        if len(self._groups) == 1:
+            return [self._groups[0].take(numbers, None, kinds)]
+        if self._arrays is None:
+            self._arrays = (np.array(self._group_of), np.array(self._place_in_group))
+        groups, places = (array[numbers] for array in self._arrays)
         result = []
-        for signature in kinds_of_rows:
-            positions = None
-            rows = [self.rows[n] for n in distinct.tolist()]
-            chosen = places
-            if len(kinds_of_rows) > 1:
-                mine = np.array([s == signature for s in signatures])
-                positions = np.flatnonzero(mine[places])
-                rows = [row for row, s in zip(rows, signatures, strict=True) if s == signature]
-                chosen = (np.cumsum(mine) - 1)[places[positions]]
-            columns: dict[str, Any] = {}
-            for name in signature[1]:
-                column = array([row.values[name] for row in rows], kinds[name])
-                columns[name] = [column[i] for i in chosen.tolist()] if isinstance(column, list) else column[chosen]
-            extra = {name: [rows[i].extra[name] for i in chosen.tolist()] for name in signature[2]}
-            result.append(Taken(signature[0], len(chosen), positions, columns, extra))
+        for number in np.flatnonzero(np.bincount(groups)).tolist():
+            positions = np.flatnonzero(groups == number)
+            result.append(self._groups[number].take(places[positions], positions, kinds))
         return result
+
+
+class _Alike:
+    """Rows of one session with the same columns. ``columns``: all of them by column, None until they are asked for."""
+
+    def __init__(self, session_id: str, number: int) -> None:
+        self.number = number
+        self.rows: list[Row] = []
+        self.columns: dict[str, Any] | None = None
+        self._session_id = session_id
+
+    def take(self, places: Any, positions: Any, kinds: dict[str, str]) -> Taken:
+        rows = self.rows
+        if self.columns is None:
+            self.columns = {n: array([row.values[n] for row in rows], kinds[n]) for n in rows[0].values}
+        columns: dict[str, Any] = {}
+        chosen: list[int] | None = None
+        for name, column in self.columns.items():
+            if isinstance(column, list):
+                chosen = places.tolist() if chosen is None else chosen
+                columns[name] = [column[i] for i in chosen]
+            else:
+                columns[name] = column[places]
+        extra = {name: [rows[i].extra[name] for i in places.tolist()] for name in rows[0].extra}
+        return Taken(self._session_id, len(places), positions, columns, extra)
 
 
 class Taken(msgspec.Struct):
