@@ -6,17 +6,32 @@ from msgspec import Struct
 
 from gpuflight.sources.bpf.base import Link, ProbeObject, ProgramCost
 from gpuflight.sources.bpf.costs import STATISTICS, program_cost
-from gpuflight.sources.bpf.maps import PER_CPU, Map, possible_cpus
+from gpuflight.sources.bpf.maps import ARRAYS, HASH, PER_CPU, PERCPU_HASH, Map, possible_cpus
 from gpuflight.sources.bpf.ringbuf import RingBuffer
 
 
 class Shape(Struct, frozen=True):
-    """What a map is: bytes of a key and of one value, most entries, and whether there is a value for each CPU."""
+    """What a map is: bytes of a key and of one value, most entries, and its type as the kernel numbers it."""
 
     key_bytes: int
     value_bytes: int
     entries: int
-    per_cpu: bool
+    kind: int
+
+    @property
+    def per_cpu(self) -> bool:
+        """Whether it holds a value for each CPU."""
+        return self.kind in PER_CPU
+
+    @property
+    def keyed(self) -> bool:
+        """Whether keys come and go, as in hash maps; an array has all of them always."""
+        return self.kind not in ARRAYS
+
+    @property
+    def grows(self) -> bool:
+        """Whether keys are added until it is full: neither an array, nor one that drops old keys."""
+        return self.kind in (HASH, PERCPU_HASH)
 
 
 class LoadedObject(ProbeObject):
@@ -66,9 +81,8 @@ class LoadedObject(ProbeObject):
         """Every map of it."""
         found = {}
         for name, known in self._maps.items():
-            per_cpu = known.type in PER_CPU
-            size = known.value_size // possible_cpus() if per_cpu else known.value_size
-            found[name] = Shape(known.key_size, size, known.max_entries, per_cpu)
+            size = known.value_size // possible_cpus() if known.type in PER_CPU else known.value_size
+            found[name] = Shape(known.key_size, size, known.max_entries, known.type)
         return found
 
     def _program_fds(self) -> list[tuple[str, int]]:

@@ -8,9 +8,10 @@ import functools
 
 from gpuflight.sources.bpf import syscalls
 
-_ARRAY, _PERCPU_HASH, _PERCPU_ARRAY, _LRU_PERCPU_HASH = 2, 5, 6, 10
-PER_CPU = {_PERCPU_HASH, _PERCPU_ARRAY, _LRU_PERCPU_HASH}
-_ARRAYS = {_ARRAY, _PERCPU_ARRAY}
+HASH, PERCPU_HASH = 1, 5
+_ARRAY, _PERCPU_ARRAY, _LRU_PERCPU_HASH = 2, 6, 10
+PER_CPU = {PERCPU_HASH, _PERCPU_ARRAY, _LRU_PERCPU_HASH}
+ARRAYS = {_ARRAY, _PERCPU_ARRAY}
 _CHUNK_BYTES = 256 << 10
 _NO_BATCH = {errno.EINVAL, errno.EOPNOTSUPP, syscalls.ENOTSUPP}
 
@@ -152,7 +153,7 @@ class Map:
         """Remove every key; an array keeps its keys and gets zeros. Raises OSError."""
         zero = bytes(self.value_size)
         for key in self.keys():
-            if self.type in _ARRAYS:
+            if self.type in ARRAYS:
                 self.update(key, zero)
             else:
                 self.delete(key)

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
 SOURCE = "user_probes"
 """The name of what this answers in recordings."""
 
+_WITH_METRICS = {1, 2, 5, 6, 9, 10}
+"""Types of maps: hash and array, per CPU, and hash maps that drop what was used least recently."""
+
 T = TypeVar("T")
 
 
@@ -162,7 +165,6 @@ def compile_user_probe(found: Found, spec: Spec, source: str, folder: str, backe
     Raises ProbeMistake, SourceUnavailable.
     """
     from gpuflight.sources.bpf.bcc_compiler import CompileFailed
-    from gpuflight.sources.bpf.maps import PER_CPU
 
     try:
         compiled = backend.compile_source(source, found.code, include=[folder], constants=spec.constants)
@@ -170,7 +172,7 @@ def compile_user_probe(found: Found, spec: Spec, source: str, folder: str, backe
         problem = error.problems[0]
         raise ProbeMistake(os.path.basename(problem.file), problem.line, problem.text, "correct the C") from error
     shapes = {
-        shape.name: Shape(shape.key_bytes, shape.value_bytes, shape.entries, shape.kind in PER_CPU)
+        shape.name: Shape(shape.key_bytes, shape.value_bytes, shape.entries, shape.kind)
         for shape in compiled.maps.values()
     }
     check_spec(found, spec, compiled.programs, shapes)
@@ -237,6 +239,13 @@ def check_spec(found: Found, spec: Spec, programs: Iterable[str], shapes: Mappin
 
 
 def _check_sizes(found: Found, described: MapSpec, shape: Shape, lines: TomlLines, number: int) -> None:
+    if shape.kind not in _WITH_METRICS:
+        raise ProbeMistake(
+            found.file,
+            lines.of(("maps", number, "name")),
+            f"the map {described.name} holds no sums",
+            "metrics come from hash maps and arrays",
+        )
     value = (described.value.size + 7) // 8 * 8 if shape.per_cpu else described.value.size
     stored = (shape.value_bytes + 7) // 8 * 8 if shape.per_cpu else shape.value_bytes
     for what, said, real in (("key", described.key.size, shape.key_bytes), ("value", value, stored)):
