@@ -63,11 +63,13 @@ class CudaDevice(NamedTuple):
 
 class Visible(Struct, frozen=True):
     """The devices of a process by CUDA's numbers. Of a number that cannot be told the reason stands in its place;
-    ``beyond`` is the reason of every higher number. ``complete``: whether the list is all that the process can use."""
+    ``beyond`` is the reason of every higher number. ``complete``: whether the list is all that the process can use.
+    ``sure``: False if the program may have changed its environment unseen."""
 
     devices: tuple[CudaDevice | str, ...] = ()
     beyond: str = NOT_SO_MANY
     complete: bool = True
+    sure: bool = True
 
     def device(self, number: int) -> CudaDevice | str:
         """The device of a number, or why it cannot be told."""
@@ -78,7 +80,7 @@ class Visible(Struct, frozen=True):
     @property
     def only(self) -> CudaDevice | None:
         """The one device that there is for the process; None if there are more, none, or some unknown."""
-        one = self.devices[0] if self.complete and len(self.devices) == 1 else None
+        one = self.devices[0] if self.complete and self.sure and len(self.devices) == 1 else None
         return one if isinstance(one, CudaDevice) else None
 
 

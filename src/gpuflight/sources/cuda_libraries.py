@@ -16,13 +16,14 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Iterable
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from gpuflight.errors import SourceUnavailable
-from gpuflight.sources.elf_exports import ElfFile, NotElf
+from gpuflight.sources.cuda_probe.functions import Layer
+from gpuflight.sources.elf_symbols import ElfFile, NotElf
 from gpuflight.sources.fs import FileSystem
 from gpuflight.sources.procfs import ProcFs, ProcStat
 from gpuflight.sources.procfs.stat import decode
@@ -37,10 +38,13 @@ MAPS_BYTES = 4 << 20
 FILES = 256
 """Most files looked into per round (about 40 ms)."""
 
-Layer = Literal["runtime", "driver", "nccl"]
-
-MARKS: dict[str, Layer] = {"cudaLaunchKernel": "runtime", "cuLaunchKernel": "driver", "ncclAllReduce": "nccl"}
-"""The symbols by which a library is known."""
+MARKS: dict[str, Layer] = {
+    "cudaLaunchKernel": "runtime",
+    "cuLaunchKernel": "driver",
+    "ncclAllReduce": "nccl",
+    "setenv": "libc",
+}
+"""The symbols by which a library is known. The C library is of interest where there is another one with it."""
 
 _EXECUTABLE = re.compile(rb"^\S+ r[w-]x[ps] \S+ ([0-9a-f]+):([0-9a-f]+) (\d+) +(/[^\n]*)$", re.MULTILINE)
 _DELETED = " (deleted)"
@@ -226,7 +230,7 @@ class CudaLibraries:
             if static is not None:
                 found[static.key] = static
                 layers.add("runtime")
-        entry.found = tuple(found.values())
+        entry.found = tuple(found.values()) if layers - {"libc"} else ()
         entry.hidden = "driver" in layers and "runtime" not in layers
 
     def _static_runtime(self, pid: int, entry: _Kept) -> CudaLibrary | None:
@@ -265,7 +269,7 @@ class CudaLibraries:
         try:
             file = ElfFile(lambda offset, size: os.pread(descriptor, size, offset))
             names = (
-                file.holds(name for name, layer in MARKS.items() if layer != "driver")
+                file.holds(name for name, layer in MARKS.items() if layer in ("runtime", "nccl"))
                 if static
                 else file.exports(MARKS)
             )
