@@ -53,11 +53,6 @@ class MessageQueuesCollector(Collector):
 
     def _add_posix(self, world: World, queue: PosixQueue) -> None:
         processes = world.procfs.processes()
-        key = queue.name
-        if queue.deleted:  # by now the name may be another queue's
-            key += f",ino={queue.inode}"
-        if queue.ipc_namespace:
-            key += f",ipcns={queue.ipc_namespace}"
         attributes: dict[str, Any] = {"name": queue.name}
         if queue.deleted:
             attributes["deleted"] = True
@@ -75,7 +70,9 @@ class MessageQueuesCollector(Collector):
                 if pid == queue.notify_pid:
                     users[pid, stat.start].attributes["notified"] = True
         self._graph.add(
-            nodes.MessageQueue(mechanism="posix", key=key, attributes=attributes, metrics=metrics, unknown=unknown),
+            nodes.MessageQueue(
+                mechanism="posix", key=queue.key, attributes=attributes, metrics=metrics, unknown=unknown
+            ),
             users,
         )
 

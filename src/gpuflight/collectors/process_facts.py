@@ -54,7 +54,7 @@ class FactReader:
         if known is not None and known.argv == argv:
             cmdline = known.attributes.get("cmdline", "")
         else:
-            cmdline = self._cut(" ".join(redact_argv(argv)))
+            cmdline = redacted_cmdline(argv, self._cmdline_max_chars)
         if cmdline:
             attributes["cmdline"] = cmdline
         if not stat.kernel_thread and stat.state not in "ZX":
@@ -96,8 +96,11 @@ class FactReader:
         except (KeyError, ValueError, IndexError):
             unknown["uid"] = "the status file has no Uid line"
 
-    def _cut(self, text: str) -> str:
-        return text if len(text) <= self._cmdline_max_chars else text[: self._cmdline_max_chars - 1] + "…"
+
+def redacted_cmdline(argv: list[str], max_chars: int) -> str:
+    """The command line as it may be shown: without secrets, cut to ``max_chars``."""
+    text = " ".join(redact_argv(argv))
+    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
 
 
 def main_cgroup(groups: list[tuple[str, str]]) -> str:

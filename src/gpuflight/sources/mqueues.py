@@ -27,6 +27,17 @@ class PosixQueue(NamedTuple):
     notify_pid: int
     users: list[FdRef]
 
+    @property
+    def key(self) -> str:
+        """What tells it from every other queue: its name, of a deleted one its inode too, since the name may be another
+        queue's by now; and the namespace, if it is not ours."""
+        key = self.name
+        if self.deleted:
+            key += f",ino={self.inode}"
+        if self.ipc_namespace:
+            key += f",ipcns={self.ipc_namespace}"
+        return key
+
 
 class MessageQueueFiles:
     """Finds the queues anew each round; keeps only which files were found to be none."""
