@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from gpuflight.bottlenecks.window import Look, Window
 
 State = Literal["fired", "clear", "unknown"]
-Comparison = Literal[">", ">=", "<", "<="]
+Comparison = Literal[">", ">=", "<", "<=", "in"]
 
 
 class Unknown(Exception):
@@ -52,11 +52,12 @@ class Screen(Struct, frozen=True):
     """A necessary condition that costs next to nothing: elements that do not meet it are not judged further.
 
     ``metric`` of the subject against ``limit``: a number, or the name of a threshold of the rule (overrides count).
+    With ``in`` it is an attribute, and ``limit`` the values of it that are worth judging.
     """
 
     metric: str
     comparison: Comparison
-    limit: float | str
+    limit: float | str | tuple[str, ...]
 
 
 class Need(Struct, frozen=True, kw_only=True):

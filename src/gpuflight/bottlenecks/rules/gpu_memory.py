@@ -47,7 +47,7 @@ class MemoryErrors(ElementRule):
         known = look.element.metrics
         states = (
             ("row_remap_failed", 0.0, "critical", "could not remap a row of its memory (1 failure)"),
-            ("pages_retired_double_bit_count", look.limit("retired_double") - 1, "warn", "retired {} pages (double-bit)"),
+            ("pages_retired_double_bit_count", look.limit("retired_double") - 1, "warn", "retired {} pages"),
             ("row_remap_pending", 0.0, "warn", "waits for a reset to remap rows of its memory (1 pending)"),
         )  # fmt: skip
         for metric, limit, severity, text in states:
