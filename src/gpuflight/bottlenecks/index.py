@@ -27,7 +27,8 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 _FOLDING = (edge_kinds.Access, edge_kinds.Host, edge_kinds.Own)
 """Kinds of edge that folding follows (folding.py)."""
 
-Gate = tuple[ElementRule, str | None, Callable[[Any, Any], bool], float]
+Gate = tuple[ElementRule, str | None, Callable[[Any, Any], bool] | None, Any]
+"""A rule with one screen: metric, comparison, limit; without comparison it is an attribute; without name all pass."""
 Met = list[tuple[ElementRule, Any]]
 
 
@@ -99,17 +100,22 @@ class Index:
                 self._remember(element, wanted[kind], now_s)
             if kind in gates:
                 metrics = element.metrics
-                for rule, metric, compare, limit in gates[kind]:
-                    if metric is None or (metric in metrics and compare(metrics[metric], limit)):
+                for rule, name, compare, limit in gates[kind]:
+                    if compare is not None:
+                        if name in metrics and compare(metrics[name], limit):
+                            met.append((rule, element))
+                    elif name is None or element.attributes.get(name) in limit:
                         met.append((rule, element))
 
     def meets_screens(self, rule: ElementRule, element: Any) -> bool:
         """Whether any screen of the rule lets the element through."""
-        metrics = element.metrics
-        return any(
-            s.metric in metrics and COMPARE[s.comparison](metrics[s.metric], self._screen_limit(rule, s))
-            for s in rule.screens
-        )
+        return any(self._meets(rule, screen, element) for screen in rule.screens)
+
+    def _meets(self, rule: Rule, screen: Screen, element: Any) -> bool:
+        if screen.comparison == "in":
+            return element.attributes.get(screen.metric) in self._screen_limit(rule, screen)
+        value = element.metrics.get(screen.metric)
+        return value is not None and COMPARE[screen.comparison](value, self._screen_limit(rule, screen))
 
     def restart(self) -> None:
         """Rounds were missed: the past says nothing about now."""
@@ -137,12 +143,12 @@ class Index:
             for kind in rule.subjects():
                 row = gates.setdefault(kind, [])
                 if not rule.screens:
-                    row.append((rule, None, operator.gt, 0.0))
+                    row.append((rule, None, None, None))
                 for screen in rule.screens:
-                    row.append((rule, screen.metric, COMPARE[screen.comparison], self._screen_limit(rule, screen)))
+                    row.append((rule, screen.metric, COMPARE.get(screen.comparison), self._screen_limit(rule, screen)))
         return gates
 
-    def _screen_limit(self, rule: Rule, screen: Screen) -> float:
+    def _screen_limit(self, rule: Rule, screen: Screen) -> Any:
         return self._overrides.loosest(rule, screen.limit) if isinstance(screen.limit, str) else screen.limit
 
     def _remember(self, element: Any, wanted: Mapping[str, float], now_s: float) -> None:

@@ -28,6 +28,8 @@ class Series:
         """The value from ``time_s`` on. A sample that follows within the spacing takes the place of the last one."""
         times, values = self.times_s, self.values
         self.rounds_count += 1
+        if values and values[-1] == value:
+            return
         if len(times) > 1 and time_s - times[-2] < self._spacing_s:
             times[-1], values[-1] = time_s, value
             return

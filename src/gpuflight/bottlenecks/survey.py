@@ -46,10 +46,12 @@ def survey_elements(
     """Judge every element of the rule's kind, those without an open finding. What no screen lets through is clear where
     the screens' metrics are known."""
     reasons: Counter[str] = Counter()
-    wanted = [screen.metric for screen in rule.screens]
+    wanted = [(screen.metric, screen.comparison == "in") for screen in rule.screens]
     for element in elements:
         if wanted and not screened(rule, element):
-            missing = next((metric for metric in wanted if metric not in element.metrics), None)
+            missing = next(
+                (name for name, fact in wanted if name not in (element.attributes if fact else element.metrics)), None
+            )
             if missing is None:
                 state.clear_count += 1
             else:
