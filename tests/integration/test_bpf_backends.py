@@ -1,0 +1,356 @@
+"""Whichever backend loads a probe, and however it is attached, the numbers are the same."""
+
+from __future__ import annotations
+
+import os
+import struct
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+from tests.integration.bpf_rig import Rig, counts, needs_probes
+
+from gpuflight.errors import SourceUnavailable
+from gpuflight.sources.bpf import ProbeBackend, ProbeObject, Uprobe, bcc_load, features
+from gpuflight.sources.bpf.bcc_backend import BccBackend
+from gpuflight.sources.bpf.bcc_compiler import Compiler
+from gpuflight.sources.bpf.libbpf import LibbpfBackend
+from gpuflight.sources.bpf.probes import Probes
+
+pytestmark = needs_probes
+
+COMPILER = Compiler()  # it keeps what it compiled
+
+BACKENDS: dict[str, Callable[[], ProbeBackend]] = {
+    "libbpf": LibbpfBackend,
+    "libbpf-classic": lambda: LibbpfBackend(multi=False),
+    "bcc": lambda: BccBackend(compiler=COMPILER),
+    "bcc-classic": lambda: BccBackend(multi=False, compiler=COMPILER),
+    "bcc-without-cookies": lambda: BccBackend(cookies=False, compiler=COMPILER),
+}
+
+Load = Callable[..., ProbeObject]
+
+
+@cache
+def why_no_bcc() -> str:
+    try:
+        BccBackend(compiler=COMPILER).available()
+    except SourceUnavailable as error:
+        return str(error)
+    return ""
+
+
+needs_bcc = pytest.mark.skipif(bool(why_no_bcc()), reason=why_no_bcc() or "bcc works here")
+
+
+@pytest.fixture(scope="module")
+def rig(tmp_path_factory: pytest.TempPathFactory) -> Rig:
+    return Rig(tmp_path_factory.mktemp("backends"))
+
+
+@pytest.fixture(params=list(BACKENDS))
+def load(request: pytest.FixtureRequest) -> Iterator[Load]:
+    """``load(name, …)`` of each backend; what it gives is closed at the end."""
+    if request.param.startswith("bcc") and why_no_bcc():
+        pytest.skip(why_no_bcc())
+    if request.param in ("libbpf", "bcc") and features.why_no_uprobe_multi():
+        pytest.skip(features.why_no_uprobe_multi())
+    backend = BACKENDS[request.param]()
+    loaded: list[ProbeObject] = []
+
+    def load(name: str = "engine", **how: object) -> ProbeObject:
+        loaded.append(backend.load(name, **how))  # type: ignore[arg-type]
+        return loaded[-1]
+
+    yield load
+    for one in loaded:
+        one.close()
+        one.close()
+
+
+def detached() -> None:
+    """Classic uprobes are detached behind our back, since the kernel takes its time."""
+    for thread in threading.enumerate():
+        if thread.name == "gpuflight-detach":
+            thread.join(60)
+
+
+def returns(rows: list[tuple[bytes, bytes]]) -> dict[int, int]:
+    return {struct.unpack("=II", key)[1]: struct.unpack("=q", value)[0] for key, value in rows}
+
+
+def calls(records: list[bytes]) -> list[tuple[int, ...]]:
+    return [struct.unpack("=10Q", record) for record in records]
+
+
+def test_calls_cookies_arguments_returns_and_stacks(rig: Rig, load: Load) -> None:
+    probe = load(constants={"ring_above": 1 << 40})
+    assert not probe.attach_uprobes("on_entry", rig.uprobes(cookie=1 << 20)[:6]).failed
+    assert not probe.attach_uprobes("on_return", rig.uprobes(ret=True, cookie=0xFFFF_FF00)[:4]).failed
+    rig.call("0:3", "5:1000", f"2:2:{1 << 41}", "4:1")
+    expected = {(1 << 20) + number: times for number, times in ((0, 3), (5, 1000), (2, 2), (4, 1))}
+    assert counts(probe.read("calls"), rig.pid) == expected
+    assert counts(probe.read("calls_percpu"), rig.pid) == expected
+    assert returns(probe.read("last_return")) == {0xFFFF_FF00: 36, 0xFFFF_FF02: (1 << 41) + 37}
+    assert calls(probe.drain("ring")) == [(rig.pid, (1 << 20) + 2, 1 << 41, 2, 3, 4, 5, 6, 7, 8)] * 2
+    assert probe.drain("ring") == []
+    ((_, stack),) = probe.read("stacks")
+    assert len(stack) == 8 * 64
+    assert struct.unpack_from("=Q", stack)[0] & 0xFFF == rig.offsets[2] & 0xFFF
+    assert probe.lost("ring") == 0
+    assert probe.losses() == {}
+
+
+def test_one_process_only(rig: Rig, load: Load) -> None:
+    probe = load(programs=["on_entry"])
+    assert not probe.attach_uprobes("on_entry", rig.uprobes()[:2], pid=os.getpid()).failed
+    rig.call("0:5")
+    assert probe.read("calls") == []
+
+
+def test_constants_are_seen_by_the_program(rig: Rig, load: Load) -> None:
+    probe = load(programs=["on_entry"], constants={"only_tgid": os.getpid()})
+    probe.attach_uprobes("on_entry", rig.uprobes()[:2])
+    rig.call("0:5")
+    assert probe.read("calls") == []
+
+
+def test_full_maps_and_full_rings_are_counted(rig: Rig, load: Load) -> None:
+    probe = load(programs=["on_entry"], map_entries={"calls": 4, "ring": 4096}, constants={"ring_above": 0})
+    probe.attach_uprobes("on_entry", rig.uprobes()[:8])
+    rig.call(*(f"{number}:10" for number in range(8)))
+    assert sum(counts(probe.read("calls"), rig.pid).values()) == 40
+    assert probe.losses() == {0: 40}
+    records = probe.drain("ring")
+    assert 0 < len(records) < 80
+    assert probe.lost("ring") == 80 - len(records)
+
+
+def test_keys_are_set_deleted_and_cleared(load: Load) -> None:
+    probe = load(programs=["on_entry"])
+    keys = [struct.pack("=II", 7, number) for number in range(300)]
+    for number, key in enumerate(keys):
+        probe.update("calls", key, struct.pack("=Q", number))
+    assert sorted(probe.read("calls")) == sorted((key, struct.pack("=Q", n)) for n, key in enumerate(keys))
+    assert probe.lookup("calls", keys[7]) == struct.pack("=Q", 7)
+    assert probe.delete("calls", keys[7]) is True
+    assert probe.delete("calls", keys[7]) is False
+    assert probe.lookup("calls", keys[7]) is None
+    probe.clear("calls")
+    assert probe.read("calls") == []
+    probe.update("slots", struct.pack("=I", 2), struct.pack("=Q", 9))
+    probe.clear("slots")
+    assert [value for _, value in probe.read("slots")] == [bytes(8)] * 4
+    with pytest.raises(KeyError):
+        probe.read("no_such_map")
+
+
+def test_a_bad_place_costs_itself_and_a_closed_link_counts_nothing(rig: Rig, load: Load) -> None:
+    probe = load(programs=["on_entry"])
+    missing = Uprobe(f"{rig.library}.gone", 64, 2, symbol="no such file")
+    link = probe.attach_uprobes("on_entry", [*rig.uprobes()[:3], missing])
+    assert [uprobe.symbol for uprobe, _ in link.failed] == ["no such file"]
+    assert link.failed[0][1]
+    rig.call("1:1")
+    assert counts(probe.read("calls"), rig.pid) == {101: 1}
+    link.close()
+    link.close()
+    detached()
+    rig.call("1:5")
+    assert counts(probe.read("calls"), rig.pid) == {}
+    with pytest.raises(KeyError):
+        probe.attach_uprobes("no_such_program", rig.uprobes())
+
+
+def test_names_that_a_probe_does_not_have(load: Load) -> None:
+    for how in ({"programs": ["nothing"]}, {"map_entries": {"nothing": 1}}):
+        with pytest.raises(KeyError):
+            load(**how)
+
+
+def test_own_cost_is_counted(rig: Rig, load: Load) -> None:
+    probe = load(programs=["on_entry"])
+    probe.attach_uprobes("on_entry", rig.uprobes()[:2])
+    rig.call("0:100", "1:50")
+    (cost,) = probe.costs()
+    if cost.run_count is None:
+        pytest.skip("the kernel does not count what programs cost")
+    assert cost.program == "on_entry"
+    assert cost.run_count == 150
+    assert cost.run_time_ns is not None
+    assert cost.run_time_ns > 0
+
+
+def test_nothing_stays_when_the_process_is_killed(rig: Rig, load: Load, tmp_path: Path) -> None:
+    """Links are descriptors, so the kernel detaches whatever ends the process."""
+    probe = load(programs=["on_entry"])
+    kind = f"{type(probe).__module__}.{probe.why_classic}"
+    how = "BccBackend" if probe.backend == "bcc" else "LibbpfBackend"
+    module = "bcc_backend" if probe.backend == "bcc" else "libbpf"
+    switches = "cookies=False" if "cookies" in kind else "multi=False" if probe.why_classic else ""
+    probe.close()
+    code = f"""
+import os, signal
+from gpuflight.sources.bpf import Uprobe
+from gpuflight.sources.bpf.{module} import {how}
+probe = {how}({switches}).load("engine", programs=["on_entry"])
+link = probe.attach_uprobes("on_entry", [Uprobe({rig.library!r}, {rig.offsets[0]})])
+print(len(link.attached), flush=True)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    assert done.stdout.strip() == "1", done.stderr
+    rig.call("0:10")  # on a breakpoint that nobody serves this would end with SIGTRAP
+
+
+@needs_bcc
+def test_both_backends_see_the_same_at_the_same_time(rig: Rig) -> None:
+    loaded = {name: make().load("engine", constants={"ring_above": 1 << 40}) for name, make in BACKENDS.items()}
+    try:
+        for probe in loaded.values():
+            assert not probe.attach_uprobes("on_entry", rig.uprobes()[:8]).failed
+            assert not probe.attach_uprobes("on_return", rig.uprobes(ret=True)[:8]).failed
+        rig.call(*(f"{number}:{number * 7 + 1}:{number << 38}" for number in range(8)))
+        for map_name in ("calls", "calls_percpu", "last_return"):
+            rows = {
+                name: sorted((key, value) for key, value in probe.read(map_name) if counts([(key, value)], rig.pid))
+                for name, probe in loaded.items()
+            }
+            first = rows["libbpf"]
+            assert len(first) == 8
+            assert all(found == first for found in rows.values()), map_name
+        drained = {name: calls(probe.drain("ring")) for name, probe in loaded.items()}
+        assert drained["libbpf"]
+        assert all(found == drained["libbpf"] for found in drained.values())
+    finally:
+        for probe in loaded.values():
+            probe.close()
+
+
+# --- what only bcc has to do -----------------------------------------------------------------------------------------
+
+
+@needs_bcc
+def test_without_cookies_of_the_kernel_each_place_gets_a_program_of_its_own(rig: Rig) -> None:
+    probe = BccBackend(cookies=False, compiler=COMPILER).load("engine", programs=["on_entry"])
+    try:
+        probe.attach_uprobes("on_entry", rig.uprobes(cookie=(1 << 63) + 5)[:3])
+        rig.call("0:1", "1:2", "2:3")
+        assert counts(probe.read("calls"), rig.pid) == {5: 1, 6: 2, 7: 3}  # the key keeps the lower 32 bits
+        assert [cost.program for cost in probe.costs()] == ["on_entry"]
+    finally:
+        probe.close()
+
+
+@needs_bcc
+def test_bcc_steps_in_where_libbpf_is_missing_or_the_kernel_refuses_it(rig: Rig) -> None:
+    class Missing(LibbpfBackend):
+        def available(self) -> None:
+            raise SourceUnavailable("libbpf.so.1 cannot be loaded", "apt install libbpf1")
+
+    class Refused(LibbpfBackend):
+        def load(self, name: str, **how: object) -> ProbeObject:  # type: ignore[override]
+            raise SourceUnavailable(f"the kernel refuses the probe {name}: unknown func bpf_get_attach_cookie#174")
+
+    for first in (Missing(), Refused()):
+        probes = Probes(backends=[first, BccBackend(multi=False, compiler=COMPILER)])
+        probe = probes.open("engine", programs=["on_entry"])
+        assert probe.backend == "bcc"
+        probe.attach_uprobes("on_entry", rig.uprobes()[:1])
+        rig.call("0:4")
+        assert counts(probe.read("calls"), rig.pid) == {100: 4}
+        probes.close()
+
+
+@needs_bcc
+def test_a_probe_that_bcc_cannot_compile_says_what_libbpf_said(tmp_path: Path) -> None:
+    class Without(LibbpfBackend):
+        def available(self) -> None:
+            raise SourceUnavailable("the kernel carries no type information (BTF)", "another kernel")
+
+    probes = Probes(backends=[Without(), BccBackend(compiler=COMPILER)])
+    with pytest.raises(SourceUnavailable, match="no type information"):
+        probes.open("net")
+
+
+@needs_bcc
+def test_raw_tracepoints_are_attached_by_their_section() -> None:
+    source = """
+#include "gf.h"
+GF_HASH(exits, __u32, __u64, 65536);
+GF_RAW_TP(on_exit, sched_process_exit)
+{
+    __u32 pid = bpf_get_current_pid_tgid() >> 32;
+    __u64 task = ctx[0];
+    gf_update(exits, &pid, &task);
+    return 0;
+}
+"""
+    probe = BccBackend(compiler=COMPILER).load_source("exits", source, "exits.c")
+    try:
+        probe.attach("on_exit")
+        process = subprocess.Popen([sys.executable, "-c", ""])
+        assert process.wait(30) == 0
+        assert struct.pack("=I", process.pid) in dict(probe.read("exits"))
+    finally:
+        probe.close()
+
+
+@needs_bcc
+@pytest.mark.parametrize(
+    ("section", "reason"),
+    [
+        ("raw_tp/no_such_event", "there is no such place"),
+        ("tracepoint/sched/no_such_event", "tracefs is not mounted" if not features.tracefs() else "no such place"),
+        ("kprobe/no_such_function", "kprobe"),
+    ],
+)
+def test_a_place_that_the_kernel_does_not_have_is_one_reason(section: str, reason: str) -> None:
+    source = '#include "gf.h"\nint program(void *ctx) { return 0; }'
+    probe = BccBackend(compiler=COMPILER).load_source("none", source, "none.c", sections={"program": section})
+    try:
+        with pytest.raises(SourceUnavailable, match=reason):
+            probe.attach("program")
+    finally:
+        probe.close()
+
+
+@needs_bcc
+def test_maps_in_the_words_of_bcc_work_too(rig: Rig) -> None:
+    """Programs that were written for bcc's own front end: its macros for maps, and arguments of the function."""
+    source = """
+#include <uapi/linux/ptrace.h>
+BPF_HASH(counts, u32, u64);
+int on_call(struct pt_regs *ctx) {
+    u32 pid = bpf_get_current_pid_tgid() >> 32;
+    counts.increment(pid, PT_REGS_PARM1(ctx));
+    return 0;
+}
+"""
+    probe = BccBackend(compiler=COMPILER).load_source("plain", source, "plain.c")
+    try:
+        probe.attach_uprobes("on_call", rig.uprobes()[:1])
+        rig.call("0:6:7")
+        assert dict(probe.read("counts"))[struct.pack("=I", rig.pid)] == struct.pack("=Q", 42)
+    finally:
+        probe.close()
+
+
+@needs_bcc
+def test_what_the_verifier_says_is_one_line(tmp_path: Path) -> None:
+    source = '#include "gf.h"\nGF_UPROBE(bad) { return *(int *)GF_ARG1(ctx); }'
+    with pytest.raises(
+        SourceUnavailable, match=r"the kernel refuses the program bad of the probe bad: R\d invalid mem"
+    ):
+        BccBackend(compiler=COMPILER).load_source("bad", source, "bad.c")
+
+
+def test_bcc_load_links_only_what_is_a_map() -> None:
+    code = struct.pack("<BBhiBBhi", 0x18, 0x11, 0, 5, 0, 0, 0, 0) + struct.pack("<BBhi", 0xB7, 0x01, 0, 5)
+    linked = bcc_load.link(code, {5: 77})
+    assert linked == struct.pack("<BBhiBBhi", 0x18, 0x11, 0, 77, 0, 0, 0, 0) + code[16:]
