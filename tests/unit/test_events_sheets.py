@@ -183,6 +183,35 @@ def test_columns(texts: list[str]) -> None:
     )
 
 
+@pytest.mark.parametrize("length", range(1, 23))
+@pytest.mark.parametrize("alike", [0, 3, 11, 15])
+def test_numbers_of_one_length(length: int, alike: int) -> None:
+    """Also such as begin alike, among which something else may be."""
+    chance = random.Random(length)
+    texts = [
+        b"7" * min(alike, length) + bytes(chance.choice(b"0123456789") for _ in range(length - alike))
+        for _ in range(300)
+    ]
+    for before in (b"", bytes(30)):
+        for wrong in (b"", b"/", b":", b"-", b" ", b"\xb5"):
+            numbers = list(texts)
+            if wrong:
+                for i in range(0, 300, 7):
+                    at = chance.randrange(length)
+                    numbers[i] = numbers[i][:at] + wrong + numbers[i][at + 1 :]
+            if alike and wrong:
+                numbers = [wrong + text[1:] for text in numbers]
+            data, ends = bytes(8) + before, []
+            for text in numbers:
+                data += text
+                ends.append(len(data))
+                data += b","
+            values, good = parse(words(data), np.array(ends), np.full(300, length))
+            for text, value, is_number in zip(numbers, values.tolist(), good.tolist(), strict=True):
+                expected = text.isdigit() and (text == b"0" or text[:1] != b"0") and int(text) < 2**64
+                assert is_number == expected and (not expected or value == int(text)), text
+
+
 def test_guess_tells_texts_apart() -> None:
     texts = [f'{{"name":"kernel_{i}(int*)","start_ns":'.encode() for i in (*range(30), 111, 112, 1112)]
     data = b"".join(text + b"123}\n" for text in texts)

@@ -19,6 +19,7 @@ _MOST_TEXTS = 4096
 """Of one place in the lines; with more, lines are looked up one by one."""
 _FEWEST_LINES = 128
 """Fewer lines of a layout in a block are sooner looked up one by one."""
+_SEARCHED_BYTES = 1 << 19
 _MOST_COMBINATIONS = 1 << 16
 """Of texts, for which there is a table instead of a search."""
 _TYPE = b'"type":"'
@@ -201,15 +202,19 @@ class Sheet:
 
 
 def _newlines(content: Any) -> Any:
-    """Offsets of the newlines: first the words that have one, which few have."""
+    """Offsets of the newlines: first the words that have one, which few have; piece by piece, in the cache."""
     np = numpy()
-    hits = np.empty(len(content) + 7 & ~7, dtype=bool)
-    hits[len(content) :] = False
-    np.equal(content, ord("\n"), out=hits[: len(content)])
-    in_words = hits.view(np.uint64)
-    some = np.flatnonzero(in_words != 0)
-    at = np.flatnonzero(in_words[some].view(bool))
-    return some[at >> 3] * 8 + (at & 7)
+    hits = np.zeros(min(len(content) + 7 & ~7, _SEARCHED_BYTES), dtype=bool)
+    words = hits.view(np.uint64)
+    found = []
+    for start in range(0, len(content), _SEARCHED_BYTES):
+        piece = content[start : start + _SEARCHED_BYTES]
+        np.equal(piece, ord("\n"), out=hits[: len(piece)])
+        hits[len(piece) :] = False
+        some = np.flatnonzero(words != 0)
+        at = np.flatnonzero(words[some].view(bool))
+        found.append(some[at >> 3] * 8 + (at & 7) + start)
+    return np.concatenate(found) if len(found) > 1 else found[0]
 
 
 def _same(view: Any, places: Any, text: bytes) -> Any:
