@@ -1,9 +1,11 @@
 """What one reading of the CUDA probe holds: plain rows, one struct per map of the kernel side.
 
-All counters are cumulative since the probe was loaded: who wants rates keeps the last reading. Times ending in ``_ns`` that
-are points in time are CLOCK_MONOTONIC (``time.monotonic_ns()``); durations are in ns too. ``pid`` is the process (thread group)
-as the initial pid namespace numbers it. ``device`` is the ordinal that the program used: what GPU it is depends on its
-CUDA_VISIBLE_DEVICES. Rows of a process stay until the reading that holds its exit; that reading is the last with them.
+All counters are cumulative since the probe was loaded: who wants rates keeps the last reading. Points in time are
+CLOCK_MONOTONIC in ns (``time.monotonic_ns()``), durations ns too. ``pid`` is the process (thread group) as the initial
+pid namespace numbers it. ``device`` is the ordinal that the program used: which GPU that is depends on its
+CUDA_VISIBLE_DEVICES. Rows of a process stay until the reading that holds its exit or its exec; that reading is the last
+with them. Rows of a destroyed stream, and of launches on it, are told once more and go: a handle that is used again
+begins at 0.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ from __future__ import annotations
 from msgspec import Struct, field
 
 LEGACY_STREAM = 1
-"""``stream`` of the legacy default stream (cudaStreamLegacy; 0 in calls of programs built without per-thread streams)."""
+"""``stream`` of the legacy default stream: cudaStreamLegacy, or 0 in programs built without per-thread streams."""
 
 
 def per_thread_stream(stream: int) -> int | None:
@@ -41,8 +43,8 @@ class ProcessRow(Struct, frozen=True, gc=False):
 class DeviceRow(Struct, frozen=True, gc=False):
     """A process on one device: the union of the spans of its streams.
 
-    A span lasts from the first launch on an idle stream to the return of a call that waited for all of the stream's work
-    (or found it done): it is an upper bound of the time in which kernels ran, as no event tells when one ended.
+    A span lasts from the first launch on an idle stream to the return of a call that waited for all of the stream's
+    work, or found it done: an upper bound of the time in which kernels ran, as no event tells when one ended.
     """
 
     pid: int
@@ -88,10 +90,11 @@ class LaunchRow(Struct, frozen=True, gc=False):
     block: tuple[int, int, int]
     first_ns: int
     last_ns: int
+    captured: int = 0  # of the launches, those that went into a graph being captured instead of to the GPU
 
 
 class CallRow(Struct, frozen=True, gc=False):
-    """Calls of one function: how long they kept the host. For those of ``waits``, that is the time waited for the GPU."""
+    """Calls of one function: how long they kept the host; where it ``waits``, that is the time waited for the GPU."""
 
     pid: int
     api: str  # name without _ptsz/_ptds, as in the headers: "cudaStreamSynchronize"
@@ -203,7 +206,7 @@ class NameRow(Struct, frozen=True, gc=False):
 
 
 class AliasRow(Struct, frozen=True, gc=False):
-    """A handle made of another function whose name the kernel side did not know (``__cudaGetKernel``, cuKernelGetFunction)."""
+    """A handle made of another function whose name the kernel side does not know (``__cudaGetKernel``)."""
 
     pid: int
     function: int

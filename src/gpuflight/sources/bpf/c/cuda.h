@@ -102,6 +102,7 @@ enum event_kind { EVENT_FORK = 1, EVENT_EXEC, EVENT_EXIT, EVENT_SETENV, EVENT_UN
 #define PROCESS_MANY_DEVICES 1 /* a thread chose another device than 0: launches look at their thread */
 #define PROCESS_RUNTIME 2
 #define PROCESS_DRIVER 4
+#define PROCESS_REGISTERED 8
 
 struct process {
 	__u64 first_ns;

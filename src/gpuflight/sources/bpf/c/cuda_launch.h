@@ -256,10 +256,14 @@ GF_UPROBE(cuda_register)
 {
 	struct handle_key key = {};
 	__u64 text = GF_ARG4(ctx);
+	struct process *process;
 
 	key.tgid = bpf_get_current_pid_tgid() >> 32;
 	key.handle = GF_ARG2(ctx);
 	hit(gf_cookie(ctx));
+	process = process_of(key.tgid, bpf_ktime_get_ns());
+	if (process)
+		process->flags |= PROCESS_REGISTERED;
 	if (gf_update(registered, &key, &text))
 		gf_loss(LOSS_REGISTERED);
 	return 0;

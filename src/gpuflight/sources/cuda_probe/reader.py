@@ -1,0 +1,166 @@
+"""One reading of the kernel side's maps, and taking out of them what is over."""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections import defaultdict
+from collections.abc import Iterable
+
+from gpuflight.sources.bpf.base import ProbeObject
+from gpuflight.sources.cuda_probe import decode, layouts
+from gpuflight.sources.cuda_probe.rows import AllocationRow, CudaRows
+from gpuflight.sources.recording import Tape
+
+SOURCE = "cuda-probe"
+
+Pairs = list[tuple[bytes, bytes]]
+
+_KEPT = {
+    "calls": ("durations", decode.call),
+    "errors": ("errors", decode.error),
+    "memory": ("memory", decode.memory),
+    "copies": ("copies", decode.copy),
+    "nccl": ("collectives", decode.collective),
+    "communicators": ("communicators", decode.communicator),
+}
+"""Field of CudaRows → its map, and what makes a row of an entry."""
+
+
+class Reader:
+    """Reads the maps of one loaded object. ``over``: processes that ended without a hook having told."""
+
+    def __init__(self, probe: ProbeObject, tape: Tape) -> None:
+        self.over: set[int] = set()
+        self._probe = probe
+        self._tape = tape
+        self._launches = decode.Kept(decode.launch)
+        self._kept = {field: decode.Kept(make) for field, (_, make) in _KEPT.items()}
+        self._gone_launches: dict[int, int] = {}  # of destroyed streams, by process
+        self._flags: dict[int, int] = {}  # of processes, as last read
+        self._name_keepers: set[int] = set()  # ended, but forked children go by their registered functions
+
+    def read(self, *, allocations: bool) -> CudaRows:
+        """See ``CudaProbe.read``; ``hits`` are the caller's."""
+        now = layouts.COUNT.unpack(self._tape.ask(SOURCE, "now", lambda: layouts.COUNT.pack(time.monotonic_ns())))[0]
+        rows = CudaRows(now)
+        read = self._read
+        # First the ends, so that a process whose end is known has made its last entry before the maps are read.
+        rows.life, rows.environment, rows.aliases = decode.events(self._probe.drain("life"))
+        ended = {event.pid: event.time_ns for event in rows.life if event.event in ("exit", "exec")}
+        ended.update((pid, now) for pid in self.over if pid not in ended)
+        self.over.clear()
+        gone = {event.pid for event in rows.life if event.event == "exit"} | (ended.keys() - {e.pid for e in rows.life})
+        maps = {name: read(name) for name in ("processes", "launches", "devices", "streams", "names")}
+        rows.launches = self._launches.rows(maps["launches"])
+        self._sum_up(rows, maps, ended)
+        rows.names = decode.names(maps["names"])
+        for field, (name, _) in _KEPT.items():
+            maps[name] = read(name)
+            setattr(rows, field, self._kept[field].rows(maps[name]))
+        if any(flags & layouts.MANY_DEVICES for flags in self._flags.values()):
+            maps["threads"] = read("threads")
+            rows.threads = decode.threads(maps["threads"])
+        if allocations or ended:
+            maps["allocations"] = read("allocations")
+            resets = {(row.pid, row.device): row.reset_ns for row in rows.devices if row.reset_ns}
+            rows.allocations = decode.allocations(maps["allocations"], resets, None if allocations else ended.keys())
+            rows.stacks = self._stacks(rows.allocations)
+        names = [name for name, _ in layouts.LOSSES]
+        rows.losses = {names[number]: count for number, count in self._probe.losses().items() if number < len(names)}
+        if lost := self._probe.lost("life"):
+            rows.losses["life"] = lost
+        self._take_names(maps["names"])
+        self._take_streams(rows, maps)
+        if ended:
+            self._take_processes(maps, set(ended), gone)
+        return rows
+
+    def _read(self, name: str) -> Pairs:
+        return self._probe.read(name)
+
+    def _sum_up(self, rows: CudaRows, maps: dict[str, Pairs], ended: dict[int, int]) -> None:
+        """Rows of processes, devices and streams: what they take from launch rows, and open spans up to now."""
+        counts: dict[int, int] = defaultdict(int, self._gone_launches)
+        last: dict[tuple[int, int], int] = {}
+        assumed: set[tuple[int, int]] = set()
+        for row in rows.launches:
+            counts[row.pid] += row.launches
+            at = row.pid, row.device
+            if row.last_ns > last.get(at, 0):
+                last[at] = row.last_ns
+            if row.device_assumed:
+                assumed.add(at)
+        rows.processes = decode.processes(maps["processes"], counts)
+        self._flags.update(
+            (row.pid, flags) for row, flags in zip(rows.processes, decode.flags(maps["processes"]), strict=True)
+        )
+        undecided = {row.pid for row in rows.processes if not row.set_device_calls}
+
+        def now_of(pid: int) -> int:
+            return ended.get(pid, rows.time_ns)
+
+        assumed.update(at for at in last if at[0] in undecided)
+        rows.devices = decode.devices(maps["devices"], assumed, last, now_of)
+        rows.streams = decode.streams(maps["streams"], now_of)
+
+    def _stacks(self, allocations: Iterable[AllocationRow]) -> dict[int, tuple[int, ...]]:
+        stacks: dict[int, tuple[int, ...]] = {}
+        for number in {row.stack_id for row in allocations if row.stack_id >= 0}:
+            if raw := self._probe.lookup("stacks", layouts.PID.pack(number)):
+                stacks[number] = tuple(address for (address,) in struct.iter_unpack("<Q", raw) if address)
+        return stacks
+
+    def hits(self, number: int) -> int:
+        """Calls in the file of this number, over all CPUs."""
+        raw = self._probe.lookup("hits", layouts.PID.pack(number)) or b""
+        return sum(count for (count,) in struct.iter_unpack("<Q", raw))
+
+    def clear_hits(self, number: int) -> None:
+        """Count this file from 0 again."""
+        key = layouts.PID.pack(number)
+        self._probe.update("hits", key, bytes(len(self._probe.lookup("hits", key) or b"")))
+
+    def _take_names(self, pairs: Pairs) -> None:
+        for key, value in pairs:
+            if layouts.NAME_LENGTH.unpack_from(value)[0]:
+                self._probe.delete("names", key)
+
+    def _take_streams(self, rows: CudaRows, maps: dict[str, Pairs]) -> None:
+        """Destroyed streams whose work is done, and the launches on them."""
+        over: set[tuple[int, int]] = set()
+        for (key, _), stream in zip(maps["streams"], rows.streams, strict=True):
+            if stream.destroyed and not stream.open_since_ns:
+                self._probe.delete("streams", key)
+                over.add((stream.pid, stream.stream))
+        if over:
+            for (key, _), launch in zip(maps["launches"], rows.launches, strict=True):
+                if (launch.pid, launch.stream) in over and self._probe.delete("launches", key):
+                    self._gone_launches[launch.pid] = self._gone_launches.get(launch.pid, 0) + launch.launches
+
+    def _take_processes(self, maps: dict[str, Pairs], ended: set[int], gone: set[int]) -> None:
+        """Everything of ended processes. One that executed another program keeps the process entry it got since."""
+        flags = {pid: self._flags.pop(pid, 0) for pid in ended}
+        for pid in ended:
+            self._gone_launches.pop(pid, None)
+        names_of = decode.inherited_names(maps["processes"])
+        wanted = {of for pid, of in names_of.items() if pid not in gone}
+        registered = {pid for pid in ended if flags[pid] & layouts.REGISTERED}
+        self._name_keepers |= registered & wanted
+        unwanted = (registered | self._name_keepers) - wanted
+        self._name_keepers -= unwanted
+        if unwanted:
+            self._delete("registered", self._read("registered"), unwanted)
+        for name in ("events", "contexts", "threads"):
+            self._delete(name, maps.get(name) or self._read(name), ended)
+        for name, pairs in maps.items():
+            if name == "processes":
+                self._delete(name, pairs, gone)
+            elif name != "threads":
+                self._delete(name, pairs, ended)
+
+    def _delete(self, name: str, pairs: Pairs, pids: set[int]) -> None:
+        at = 4 if name == "threads" else 0  # its key is tid, then pid
+        for key, _ in pairs:
+            if int.from_bytes(key[at : at + 4], "little") in pids:
+                self._probe.delete(name, key)
