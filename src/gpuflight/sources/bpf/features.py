@@ -12,7 +12,7 @@ from gpuflight.sources.bpf import syscalls
 from gpuflight.sources.bpf.uprobes import uprobe_pmu
 
 BTF = "/sys/kernel/btf/vmlinux"
-BTF_HINT = "use a kernel with CONFIG_DEBUG_INFO_BTF=y; CUDA probes work without"
+BTF_HINT = "use a kernel with CONFIG_DEBUG_INFO_BTF=y, or install bcc (Debian: python3-bpfcc)"
 RIGHTS_HINT = "run as root, or grant CAP_BPF and CAP_PERFMON (systemd: AmbientCapabilities=CAP_BPF CAP_PERFMON)"
 TRACEFS_HINT = "mount -t tracefs nodev /sys/kernel/tracing"
 _SYS_ADMIN, _PERFMON, _BPF = 21, 38, 39  # linux/capability.h
