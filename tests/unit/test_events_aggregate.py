@@ -121,3 +121,36 @@ def test_details_that_follow_their_batch_all_join_however_long_the_session(
         table.add(Batch("kernel_detail", "s", len(corr), {"corr_id": corr, "shape_id": np.ones(len(corr), np.int64)}))
     (found,) = table.stats()
     assert found.count == found.details == 40 * kernels_ahead
+
+
+@given(
+    st.lists(st.tuples(st.integers(-9, 30), st.integers(0, 3)), min_size=1, max_size=60),
+    st.lists(st.tuples(st.integers(-9, 40), st.sampled_from([1, 2, (1 << 52) + 1, (1 << 52) + 2])), max_size=60),
+    st.sampled_from(["as they come", "in order", "one after the other"]),
+    st.sampled_from([0, 1 << 20]),
+)
+@settings(deadline=None)
+def test_each_launch_has_one_detail(
+    launches: list[tuple[int, int]], details: list[tuple[int, int]], order: str, combinations: int
+) -> None:
+    if order == "in order":
+        launches, details = sorted(launches), sorted(details)
+    elif order == "one after the other":
+        launches = [(i, kernel) for i, (_, kernel) in enumerate(launches)]
+    kernel_of = {corr: kernel for corr, kernel in reversed(launches)}  # the first of those with one number
+    shape_of = {corr: shape for corr, shape in reversed(details)}
+    expected: dict[int, list[int]] = {}
+    for corr, shape in shape_of.items():
+        if corr in kernel_of:
+            expected.setdefault(kernel_of[corr], []).append(shape)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(aggregate, "_COMBINATIONS", combinations)
+        table = KernelTable()
+        table.add(batch([(kernel, 7, 0, 5) for _, kernel in launches], corr_id=np.array([c for c, _ in launches])))
+        for corr, shape in details:
+            table.add(Batch("kernel_detail", "s", 1, {"corr_id": np.array([corr]), "shape_id": np.array([shape])}))
+        for line in table.stats():
+            mine = expected.get(line.kernel_id, [])
+            assert line.details == len(mine) and (line.shape_id in mine if mine else line.shape_id is None)
+            assert not mine or mine.count(line.shape_id or 0) == max(mine.count(shape) for shape in mine)
+        assert table.waiting() == sum(corr not in kernel_of for corr, _ in details)

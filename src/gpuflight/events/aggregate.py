@@ -25,6 +25,10 @@ _COMBINATIONS = 1 << 20
 """Largest table of counts that is used instead of sorting."""
 
 
+_ODD = 0x9E3779B97F4A7C15
+"""Multiplied by it, the upper bits of numbers depend on all of their bits."""
+
+
 class KernelStats(msgspec.Struct):
     """A line. ``name`` None: its dictionary entry never came; ``stream_id``, ``device_id`` None: unknown.
 
@@ -222,15 +226,13 @@ class _Kernels:
         known_corr, known_codes = self._waiting_kernels
         found = np.zeros(len(corr), dtype=bool)
         if len(known_corr):
-            order = np.argsort(known_corr, kind="stable")
-            ordered = known_corr[order]
-            places = np.minimum(np.searchsorted(ordered, corr), len(ordered) - 1)
-            found = ordered[places] == corr
-            chosen, first = np.unique(order[places[found]], return_index=True)  # told twice, it counts once
-            codes = known_codes[chosen]
-            distinct, positions = np.unique(shape[found][first], return_inverse=True)
-            joint, counts = np.unique(codes * max(len(distinct), 1) + positions, return_counts=True)
-            for cell, count in zip(joint.tolist(), counts.tolist(), strict=True):
+            places, found = _find(known_corr, corr)
+            chosen, first = places[found], slice(None)
+            if not _ascending(chosen):  # told twice, it counts once
+                chosen, first = np.unique(chosen, return_index=True)
+            distinct, positions = _indexed(shape[found][first])
+            cells = known_codes[chosen] * len(distinct) + positions
+            for cell, count in _counts(cells, len(self._keys) * len(distinct)):
                 key = (cell // len(distinct), int(distinct[cell % len(distinct)]))
                 self._detail_counts[key] = self._detail_counts.get(key, 0) + count
             taken = np.zeros(len(known_corr), dtype=bool)
@@ -312,3 +314,50 @@ def _dense(column: Any) -> tuple[Any, Any]:
         return np.arange(-1, most + 1), column + 1
     values, index = np.unique(column, return_inverse=True)
     return values, index
+
+
+def _ascending(values: Any) -> bool:
+    """Whether each is greater than the one before."""
+    return bool((values[1:] > values[:-1]).all())
+
+
+def _find(values: Any, wanted: Any) -> tuple[Any, Any]:
+    """(a place of each wanted one among the values, whether it is there)."""
+    np = numpy()
+    last = len(values) - 1
+    if not _ascending(values):
+        order = np.argsort(values, kind="stable")
+        places = order[np.minimum(np.searchsorted(values, wanted, sorter=order), last)]
+    elif int(values[-1]) - int(values[0]) == last:  # one after the other, as launches are numbered
+        places = np.clip(wanted, values[0], values[-1]) - values[0]
+    else:
+        places = np.minimum(np.searchsorted(values, wanted), last)
+    return places, values[places] == wanted
+
+
+def _counts(cells: Any, limit: int) -> list[tuple[int, int]]:
+    """How often each number (below the limit) occurs."""
+    np = numpy()
+    if limit > _COMBINATIONS:
+        used, counts = np.unique(cells, return_counts=True)
+    else:
+        counts = np.bincount(cells, minlength=1)
+        used = np.flatnonzero(counts)
+        counts = counts[used]
+    return list(zip(used.tolist(), counts.tolist(), strict=True))
+
+
+def _indexed(values: Any) -> tuple[Any, Any]:
+    """(different values, index of each row's value): by a hash where that tells them apart, else sorted."""
+    np = numpy()
+    slots = (values.view(np.uint64) * np.uint64(_ODD)) >> np.uint64(48)
+    slots = slots.view(np.int64)
+    table = np.zeros(1 << 16, dtype=np.int64)
+    table[slots] = values
+    if not (table[slots] == values).all():
+        distinct, index = np.unique(values, return_inverse=True)
+        return distinct, index
+    used = np.flatnonzero(np.bincount(slots))
+    distinct = table[used]
+    table[used] = np.arange(len(used))
+    return distinct, table[slots]
