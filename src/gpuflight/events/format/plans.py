@@ -73,13 +73,17 @@ def _plan(
     )
 
 
+_API = "api_start_ns api_exit_ns"
+
 BATCHES: dict[str, Plan] = {
     "kernel_event_batch": _plan(
         "kernel",
         "dt_ns=start_ns kernel_id stream_id duration_ns corr_id dyn_shared=dyn_shared_bytes num_regs has_details "
-        "external_kind external_id",
+        f"external_kind external_id device_id {_API}",
     ),
-    "memcpy_event_batch": _plan("memcpy", "dt_ns=start_ns stream_id duration_ns bytes copy_kind corr_id"),
+    "memcpy_event_batch": _plan(
+        "memcpy", f"dt_ns=start_ns stream_id duration_ns bytes copy_kind corr_id device_id {_API}"
+    ),
     "device_metric_batch": _plan(
         "device_metric",
         "dt_ns=time_ns device_id gpu_util=gpu_util_pct mem_util=mem_util_pct temp_c power_mw used_mib total_mib "
@@ -104,7 +108,8 @@ BATCHES: dict[str, Plan] = {
         "dt_ns=start_ns duration_ns memory_op memory_kind address bytes device_id stream_id corr_id",
     ),
 }
-"""Lines of many rows, mapped by their ``columns``."""
+"""Lines of many rows, mapped by their ``columns``. device_id and the times of the call, behind those of the original,
+are of our own recorder."""
 
 SHAPE_FIELDS: dict[str, str] = {
     "static_shared": "static_shared_bytes",
@@ -129,7 +134,6 @@ SHAPE_FIELDS: dict[str, str] = {
 """Fields of a launch configuration, beside ``grid`` and ``block``, under all the names they have had."""
 
 _SPAN = "start_ns end_ns"
-_API = "api_start_ns api_exit_ns"
 _TEXTS = "user_scope=scope_id!@user_scope stack_trace=stack_id!@stack scope_depth"
 _SIX = (
     "sm_throughput_pct!na l1_hit_rate_pct!na l2_hit_rate_pct!na dram_read_bytes!na dram_write_bytes!na "

@@ -106,6 +106,10 @@ class ActiveWindow:
         if sync:
             os.fdatasync(self._file.fileno())
 
+    def forget(self) -> None:
+        """In a forked child, with nothing in the buffer: the descriptor is closed, the file left as it is."""
+        self._file.close()
+
     def retire(self) -> Retired | None:
         """Ends the window and begins the next one; None if nothing was written."""
         retired = self.end()

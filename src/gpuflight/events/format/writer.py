@@ -145,7 +145,12 @@ class SessionWriter:
         names = [name for name in plan.fields if name in columns]
         if len(names) != len(columns) or "dt_ns" not in columns:
             raise ValueError(f"{wire_type}: columns are {', '.join(plan.fields)}; dt_ns is needed")
-        values = [c.tolist() if hasattr(c, "tolist") else c for c in (columns[name] for name in names)]
+        limit = ROWS_PER_METRIC_BATCH if wire_type.endswith("metric_batch") else ROWS_PER_BATCH
+        chosen = [columns[name] for name in names]
+        if len(chosen[0]) >= limit and all(hasattr(column, "tolist") for column in chosen):
+            self._write_arrays(wire_type, names, chosen, envelope, limit)
+            return
+        values = [c.tolist() if hasattr(c, "tolist") else c for c in chosen]
         fresh = list(zip(*values, strict=True))
         with self._guard:
             if self._refuses(len(fresh)):
@@ -157,7 +162,6 @@ class SessionWriter:
             if pending is None:
                 pending = self._rows[wire_type] = _Rows(names, envelope)
             pending.rows.extend(fresh)
-            limit = ROWS_PER_METRIC_BATCH if wire_type.endswith("metric_batch") else ROWS_PER_BATCH
             while len(pending.rows) >= limit and not self.stopped:
                 self._write_batch(wire_type, pending, pending.rows[:limit])
                 del pending.rows[:limit]
@@ -173,14 +177,22 @@ class SessionWriter:
             for channel in CHANNELS if wire_type in EVERY_CHANNEL else (CHANNEL_OF.get(wire_type, "scope"),):
                 self._write(channel, line)
 
+    def events(self, wire_type: str, many: Iterable[Mapping[str, Any]]) -> None:
+        """Events of one line each, of one channel; unlike ``event`` it leaves rows of other types waiting."""
+        channel = CHANNEL_OF.get(wire_type, "scope")
+        head: dict[str, Any] = {"type": wire_type, "session_id": self.session_id}
+        if wire_type not in _UNVERSIONED:
+            head = {"version": 1, **head}
+        with self._guard:
+            for fields in many:
+                if not self._refuses(1):
+                    self._write(channel, _line({**head, **fields}))
+
     def kernel_details(self, details: Iterable[Mapping[str, Any]]) -> None:
         """Launch configurations, a line each, behind the kernels they belong to."""
         with self._guard:
             self._flush_rows("kernel_event_batch")
-            head = {"version": 1, "type": "kernel_detail", "session_id": self.session_id}
-            for fields in details:
-                if not self._refuses(1):
-                    self._write("device", _line({**head, **fields}))
+            self.events("kernel_detail", details)
 
     def tick(self) -> None:
         """What time asks for: rows out after 250 ms, on the disk once a second, windows rotated by age."""
@@ -231,6 +243,32 @@ class SessionWriter:
         if self._export_error is not None:
             raise self._export_error
 
+    def loss(self, channel: str, reason: str, window_index: int = 0) -> None:
+        """A loss marker: records of a channel were lost before they could be written. A later one of the channel with
+        the same ``window_index`` replaces it."""
+        _mark_loss(self.path, channel, window_index, reason)
+
+    def abandon_in_child(self) -> None:
+        """In a forked child: the files and the lock are the parent's; nothing of them may be written or given back
+        here. Right after the fork, whose parent held ``before_fork``."""
+        self._guard = threading.RLock()
+        self._closed = True
+        self._rows.clear()
+        for window in self._windows.values():
+            window.forget()
+        _give_back(self._lock)
+
+    def before_fork(self) -> None:
+        """Nothing half written and nothing in a buffer that the child would write once more; ``after_fork`` follows."""
+        self._guard.acquire()
+        if not self._closed:
+            for window in self._windows.values():
+                window.flush(sync=False)
+
+    def after_fork(self) -> None:
+        """In the parent."""
+        self._guard.release()
+
     def _refuses(self, count: int) -> bool:
         if self._closed:
             raise ValueError("session is closed")
@@ -246,22 +284,49 @@ class SessionWriter:
             else:
                 self._write_batch(wire_type, pending, pending.rows)
 
+    def _write_arrays(
+        self, wire_type: str, names: list[str], arrays: list[Any], envelope: dict[str, str], limit: int
+    ) -> None:
+        """Many rows at once: batches straight from the arrays, a fourth of the work of rows that wait."""
+        count = len(arrays[0])
+        if any(len(array) != count for array in arrays):
+            raise ValueError(f"{wire_type}: columns of different lengths")
+        time_at = names.index("dt_ns")
+        with self._guard:
+            if self._refuses(count):
+                return
+            self._flush_rows(wire_type)
+            for begin in range(0, count, limit):
+                if self.stopped:
+                    self.dropped += count - begin
+                    return
+                pieces = [array[begin : begin + limit] for array in arrays]
+                base = int(pieces[time_at][0])
+                pieces[time_at] = pieces[time_at] - pieces[time_at][0]
+                rows = list(zip(*(piece.tolist() for piece in pieces), strict=True))
+                self._write_relative(wire_type, names, envelope, base, rows)
+
     def _write_batch(self, wire_type: str, pending: _Rows, rows: list[tuple[Any, ...]]) -> None:
-        self._write_texts()
-        number = self._batch_ids[wire_type] = self._batch_ids.get(wire_type, 0) + 1
         time_at = pending.names.index("dt_ns")
         base = rows[0][time_at]
         relative = [(*row[:time_at], row[time_at] - base, *row[time_at + 1 :]) for row in rows]
+        self._write_relative(wire_type, pending.names, pending.envelope, base, relative)
+
+    def _write_relative(
+        self, wire_type: str, names: list[str], envelope: dict[str, str], base: int, rows: list[tuple[Any, ...]]
+    ) -> None:
+        self._write_texts()
+        number = self._batch_ids[wire_type] = self._batch_ids.get(wire_type, 0) + 1
         line = _line(
             {
                 "version": _VERSIONS.get(wire_type, 1),
                 "type": wire_type,
                 "session_id": self.session_id,
-                **pending.envelope,
+                **envelope,
                 "batch_id": number,
                 "base_time_ns": base,
-                "columns": pending.names,
-                "rows": relative,
+                "columns": names,
+                "rows": rows,
             }
         )
         self._write(CHANNEL_OF.get(wire_type, "scope"), line)
@@ -305,15 +370,7 @@ class SessionWriter:
 
     def _stop(self, reason: str) -> None:
         self.stopped = reason
-        marker = {
-            "schema_version": 1,
-            "type": "transport_window_loss",
-            "channel": "spool",
-            "window_index": 0,
-            "reason": reason,
-        }
-        write_durably(f"{self.path}/.gpufl-transport-loss.spool.0.json", _encode(marker))
-        sync_directory(self.path)
+        _mark_loss(self.path, "spool", 0, reason)
 
     def _export_all(self) -> None:
         while (retired := self._retired.get()) is not None:
@@ -336,6 +393,18 @@ class _Rows:
         self.names = names
         self.envelope = envelope
         self.rows: list[tuple[Any, ...]] = []
+
+
+def _mark_loss(path: str, channel: str, window_index: int, reason: str) -> None:
+    marker = {
+        "schema_version": 1,
+        "type": "transport_window_loss",
+        "channel": channel,
+        "window_index": window_index,
+        "reason": reason,
+    }
+    write_durably(f"{path}/.gpufl-transport-loss.{channel}.{window_index}.json", _encode(marker))
+    sync_directory(path)
 
 
 def _mono_ms() -> int:
