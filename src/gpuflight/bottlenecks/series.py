@@ -66,7 +66,7 @@ class Series:
             from_s = max(time_s, begin_s)
             if until_s > from_s:
                 spans.append((until_s - from_s, value))
-            until_s = time_s
+            until_s = min(until_s, time_s)
             if time_s <= begin_s:
                 break
         spans.reverse()
