@@ -42,6 +42,14 @@ def shell(line: str, cwd: Path, **more: str) -> None:
     assert "Traceback" not in done.stderr
 
 
+def probes(path: Path) -> None:
+    """The ready probes, as somebody would have copied them: nobody else may write them."""
+    path.mkdir(mode=0o755)
+    for source in (ROOT / "configs/probes").iterdir():
+        shutil.copyfile(source, path / source.name)
+        (path / source.name).chmod(0o644)
+
+
 def machine(path: Path, *, later: bool = False) -> None:
     """A graph of a machine with GPUs and a network card, which the one that runs the tests may not have."""
     content = [
@@ -75,6 +83,8 @@ def test_commands_of_a_page(page: Path, tmp_path: Path) -> None:
     if page.name == "events.md":
         shutil.copytree(ROOT / "tests/data/gpufl/gen/v1.3.0rc1-clean", tmp_path / "logs")
         shutil.copy(ROOT / "tests/data/imports/torch.pt.trace.json", tmp_path / "trace.pt.trace.json")
+    if page.name == "user-probes.md":
+        probes(tmp_path / "probes")
     for line in commands(page):
         if line.startswith("make "):
             continue  # tests/unit/test_docs.py
@@ -126,6 +136,8 @@ def test_examples_of_help(command: str, tmp_path: Path, recording: Path) -> None
                 shell(example, tmp_path, GPUFL_AGENT_STATE_FOLDER=str(tmp_path / "state"))
             assert receiver.received[-1].path == "/api/v1/events/session-complete"
         return
+    if command == "plugins":
+        probes(tmp_path / "probes")
     if command in ("report", "export", "import"):
         shutil.copytree(ROOT / "tests/data/gpufl/gen/v1.3.0rc1-clean", tmp_path / "logs")
         shutil.copy(ROOT / "tests/data/imports/torch.pt.trace.json", tmp_path / "trace.pt.trace.json")

@@ -16,7 +16,7 @@ from gpuflight.cli.plugin_settings import effective, make_collectors, make_subsc
 from gpuflight.cli.reference import _BLOCK, GENERATED, refreshed
 from gpuflight.settings import Settings, dump, load
 
-LANGUAGES = {"console", "python", "json", "toml", "yaml"}
+LANGUAGES = {"console", "python", "json", "toml", "yaml", "c"}
 """What is executed or loaded; ``text``, or nothing, is for drawings and output."""
 
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
@@ -63,7 +63,13 @@ def test_the_readme_links_how_to_add(name: str) -> None:
 
 
 def test_configurations_shown_in_the_docs_load(tmp_path: Path) -> None:
-    shown = [block for page in PAGES for block in blocks(page) if block.language in ("json", "toml", "yaml")]
+    shown = [
+        block
+        for page in PAGES
+        for block in blocks(page)
+        if block.language in ("json", "toml", "yaml")
+        and not (page.name == "user-probes.md" and block.language == "toml")  # tests/integration/test_user_probes.py
+    ]
     assert shown
     for block in shown:
         path = tmp_path / f"shown.{block.language}"
@@ -74,7 +80,10 @@ def test_configurations_shown_in_the_docs_load(tmp_path: Path) -> None:
 
 
 AGENT = ROOT / "configs" / "agent.json"  # in the form of gpufl-agent: tests/unit/test_agent_options.py
-CONFIGS = sorted(path for path in (ROOT / "configs").rglob("*") if path.is_file() and path != AGENT)
+PROBES = ROOT / "configs" / "probes"  # users' probes: tests/integration/test_user_probes.py
+CONFIGS = sorted(
+    path for path in (ROOT / "configs").rglob("*") if path.is_file() and path != AGENT and PROBES not in path.parents
+)
 
 
 @pytest.mark.parametrize("path", CONFIGS, ids=lambda path: str(path.relative_to(ROOT / "configs")))

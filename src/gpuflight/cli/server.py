@@ -96,7 +96,7 @@ def run_server(argv: Sequence[str]) -> int:
     backend = make_backend(arguments.backend, settings)
     consumer = make_consumer(settings) if arguments.consume else None
 
-    from gpuflight.cli.plugins import every_plugin
+    from gpuflight.cli.plugins import every_plugin, probes_folder
     from gpuflight.core.controller import Controller
     from gpuflight.core.lockfile import LockFile, default_lock_path
     from gpuflight.server.fanout import Fanout
@@ -143,7 +143,7 @@ def run_server(argv: Sequence[str]) -> int:
             hub=hub,
             tokens=tokens,
             configuration=lambda: configuration,
-            plugins=every_plugin,
+            plugins=lambda: every_plugin(probes_folder(settings)),
             consumer=consumer,
             events=events,
         )

@@ -145,8 +145,8 @@ def load_user_probe(folder: str, found: Found, spec: Spec, probes: Probes) -> Lo
 
 def _load_source(found: Found, spec: Spec, source: str, folder: str, probes: Probes) -> LoadedObject:
     backend = _bcc(probes)
+    _compile(found, spec, source, folder, backend)  # before the question of rights: mistakes are worth more
     backend.available()
-    compile_user_probe(found, spec, source, folder, backend)
     return backend.load_source(
         found.name,
         source,
@@ -159,11 +159,20 @@ def _load_source(found: Found, spec: Spec, source: str, folder: str, probes: Pro
     )
 
 
-def compile_user_probe(found: Found, spec: Spec, source: str, folder: str, backend: BccBackend) -> list[str]:
-    """Compile, and compare with what the TOML says; the compiler's warnings. Needs no rights.
+def check_source(folder: str, found: Found, spec: Spec, probes: Probes) -> list[str]:
+    """Compile the C of a probe, and compare it with what the TOML says: the compiler's warnings. Needs no rights.
 
     Raises ProbeMistake, SourceUnavailable.
     """
+    try:
+        return _compile(found, spec, read_text(os.path.join(folder, found.code)), folder, _bcc(probes))
+    except Unsafe as error:
+        raise ProbeMistake(found.code, 0, f"it is not used: {error}") from None
+    except OSError as error:
+        raise ProbeMistake(found.code, 0, f"it cannot be read: {error.strerror}") from error
+
+
+def _compile(found: Found, spec: Spec, source: str, folder: str, backend: BccBackend) -> list[str]:
     from gpuflight.sources.bpf.bcc_compiler import CompileFailed
 
     try:
