@@ -21,6 +21,7 @@ from tests.fakes.machine_answers import OWN_NETNS, POD_NETNS, RANK, SERVER, TRAI
 from tests.fakes.memory_fs import MemoryFs
 from tests.fakes.sysfs_tree import Tree, hgx_host
 
+from gpuflight.sources.bpf.probes import Probes
 from gpuflight.sources.cgroups import Cgroups
 from gpuflight.sources.clock import ManualClock
 from gpuflight.sources.fs import Stat, StatVfs
@@ -104,6 +105,7 @@ class FakeMachine:
             http=Http(self.tape),
             mongo=Mongo(self.tape),
             session_logs=SessionLogs(self.tape),
+            probes=Probes(self.tape),
         )
         self.number = 0
 

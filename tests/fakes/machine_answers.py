@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 
 import msgspec
+from tests.fakes.kernel_answers import kernel_answers
 from tests.fakes.nvml import NoCompiler, fake_nvml
 from tests.fakes.sockets import address_message, inet_message, tcp_info, unix_message
 
@@ -77,6 +78,9 @@ def answers(clock: ManualClock) -> dict[tuple[str, str], bytes | Callable[[], by
         **_netlink(),
         **_peer(clock),
         **_database(clock),
+        **kernel_answers(
+            clock, server=SERVER, worker=WORKER, trainer=TRAINER, pod_netns=POD_NETNS, own_netns=OWN_NETNS
+        ),
         ("session_logs", "reading"): lambda: _sessions(clock),
     }
     snapshot = nvml_snapshot()

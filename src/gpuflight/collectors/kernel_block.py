@@ -11,12 +11,11 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpuflight.collectors.base import Batch, Collector
 from gpuflight.collectors.kernel_histograms import LAYOUT, Histogram
-from gpuflight.collectors.kernel_programs import KernelPrograms, Starts, process_entity
+from gpuflight.collectors.kernel_programs import KernelPrograms, Starts, per_s, process_entity
 from gpuflight.errors import SourceUnavailable
 from gpuflight.graph import Edge, Entity, Metric, edges, nodes
 
 if TYPE_CHECKING:
-    from gpuflight.sources.bpf.base import ProbeObject
     from gpuflight.sources.world import World
 
 _WHOLE = ("on_io_start", "on_io_done")
@@ -25,6 +24,7 @@ _LOSSES = {0: "requests that found no room", 1: "uses of a disk that found no ro
 _KEY = struct.Struct("=2I32s")
 _ROW = struct.Struct("=2Q" + LAYOUT)
 _OPERATIONS = ("read", "write", "flush", "discard")
+_RATE_NAMES = {"read": "reads_per_s", "write": "writes_per_s", "flush": "flushes_per_s", "discard": "discards_per_s"}
 _IDLE_ROUNDS = 24
 
 
@@ -75,19 +75,16 @@ class KernelBlock(Collector):
         self._programs: Sequence[str] = _WHOLE
         self._refused = False
         self._uses: dict[bytes, _Use] = {}
-        self._read_at_s: float | None = None
         self._entities: dict[str, Entity] = {}
         self._edges: list[Edge] = []
 
     def observe(self, world: World) -> None:
         self._entities, self._edges = {}, []
-        probe = self._open(world)
-        now_s = world.clock.monotonic_s()
-        before_s, self._read_at_s = self._read_at_s, now_s
-        self._take(probe, Starts(world.procfs.ticks_per_second))
+        self._open(world)
+        elapsed_s = self._probe.elapsed_s(world.clock.monotonic_s())
+        self._take(self._probe.read("io", _KEY.size, _ROW.size), Starts(world.procfs.ticks_per_second))
         self._probe.report(self)
-        if before_s is not None and now_s > before_s:
-            self._show(now_s - before_s)
+        self._show(elapsed_s)
 
     def seed(self) -> Batch:
         return Batch(list(self._entities.values()), list(self._edges)) if self.settings.seed_all else Batch()
@@ -103,28 +100,27 @@ class KernelBlock(Collector):
     def close(self) -> None:
         self._probe.close()
         self._uses.clear()
-        self._read_at_s = None
 
-    def _open(self, world: World) -> ProbeObject:
+    def _open(self, world: World) -> None:
         """With the events of this kernel: those of whole requests, else those of the device."""
         entries = {"io": self.settings.max_uses}
         if self._programs is _DEVICE_ONLY:
-            return self._probe.open(world, _DEVICE_ONLY, map_entries=entries)
+            self._probe.open(world, _DEVICE_ONLY, map_entries=entries)
+            return
         try:
-            return self._probe.open(world, _WHOLE, map_entries=entries)
+            self._probe.open(world, _WHOLE, map_entries=entries)
         except SourceUnavailable:
             if self._refused:
                 raise
             self._refused = True  # tried once: whatever else is missing is not to be had twice a round
             self._probe.close()
-            found = self._probe.open(world, _DEVICE_ONLY, map_entries=entries)
+            self._probe.open(world, _DEVICE_ONLY, map_entries=entries)
             self._programs = _DEVICE_ONLY
-            return found
 
-    def _take(self, probe: ProbeObject, starts: Starts) -> None:
+    def _take(self, rows: list[tuple[bytes, bytes]], starts: Starts) -> None:
         before, self._uses = self._uses, {}
         idle = []
-        for key, raw in probe.read("io"):
+        for key, raw in rows:
             known = before.get(key)
             if known is not None and known.raw == raw:
                 known.idle_rounds += 1
@@ -145,7 +141,7 @@ class KernelBlock(Collector):
             self._uses[key] = _Use(raw, process, name, _OPERATIONS[operation], bytes_, us, new_bytes, new)
         self._probe.forget("io", idle)
 
-    def _show(self, elapsed_s: float) -> None:
+    def _show(self, elapsed_s: float | None) -> None:
         by_edge: dict[tuple[str, str], list[_Use]] = {}
         by_disk: dict[str, dict[str, Histogram]] = {}
         for use in self._uses.values():
@@ -163,14 +159,17 @@ class KernelBlock(Collector):
             disk = nodes.Disk(name=name, attributes=attributes, metrics=metrics)
             self._entities[disk.id] = disk
         for (process, name), uses in by_edge.items():
-            metrics, attributes = {}, {}
+            grown: dict[str, float] = {}
             for use in uses:
-                metrics[f"{use.operation}s_per_s"] = use.new.count / elapsed_s
+                grown[_RATE_NAMES[use.operation]] = use.new.count
                 if use.operation != "flush":
-                    metrics[f"{use.operation}_bytes_per_s"] = use.new_bytes / elapsed_s
+                    grown[f"{use.operation}_bytes_per_s"] = use.new_bytes
+            metrics, unknown = per_s(grown, elapsed_s)
+            attributes = {}
+            for use in uses:
                 use.new.add_to(metrics, attributes, f"{use.operation}_latency")
             self._entities.setdefault(process, process_entity(process))
-            self._edges.append(edges.Access(process, f"Disk({name})", attributes, metrics))
+            self._edges.append(edges.Access(process, f"Disk({name})", attributes, metrics, unknown))
 
 
 def _sum(one: Histogram, other: Histogram) -> Histogram:

@@ -11,9 +11,9 @@ from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpuflight.collectors.base import Batch, Collector
-from gpuflight.collectors.kernel_programs import KernelPrograms, Starts, process_entity
+from gpuflight.collectors.kernel_programs import KernelPrograms, Starts, per_s, process_entity
 from gpuflight.errors import SourceUnavailable
-from gpuflight.graph import Edge, Entity, Metric, edges, nodes
+from gpuflight.graph import Edge, Entity, edges, nodes
 
 if TYPE_CHECKING:
     from gpuflight.sources.procfs import FdIndex, FdRef
@@ -73,7 +73,6 @@ class KernelIpc(Collector):
         super().__init__(settings)
         self._probe = KernelPrograms("ipc", _LOSSES)
         self._uses: dict[bytes, _Use] = {}
-        self._read_at_s: float | None = None
         self._entities: dict[str, Entity] = {}
         self._edges: list[Edge] = []
 
@@ -84,13 +83,11 @@ class KernelIpc(Collector):
                 "the kernel has no events for pipes and queues, and watching every system call was not asked for",
                 "set collectors.kernel_ipc.system_calls (docs/kernel-probes.md has the cost)",
             )
-        probe = self._probe.open(world, ["on_return"], map_entries={"ipc": self.settings.max_uses})
-        now_s = world.clock.monotonic_s()
-        before_s, self._read_at_s = self._read_at_s, now_s
-        self._take(probe.read("ipc"), Starts(world.procfs.ticks_per_second))
+        self._probe.open(world, ["on_return"], map_entries={"ipc": self.settings.max_uses})
+        elapsed_s = self._probe.elapsed_s(world.clock.monotonic_s())
+        self._take(self._probe.read("ipc", _KEY.size, _ROW.size), Starts(world.procfs.ticks_per_second))
         self._probe.report(self)
-        if before_s is not None and now_s > before_s:
-            self._show(world, now_s - before_s)
+        self._show(world, elapsed_s)
 
     def seed(self) -> Batch:
         return Batch(list(self._entities.values()), list(self._edges))
@@ -98,7 +95,6 @@ class KernelIpc(Collector):
     def close(self) -> None:
         self._probe.close()
         self._uses.clear()
-        self._read_at_s = None
 
     def _take(self, rows: list[tuple[bytes, bytes]], starts: Starts) -> None:
         before, self._uses = self._uses, {}
@@ -121,7 +117,7 @@ class KernelIpc(Collector):
             self._uses[key] = _Use(raw, process, counts, *grown)
         self._probe.forget("ipc", idle)
 
-    def _show(self, world: World, elapsed_s: float) -> None:
+    def _show(self, world: World, elapsed_s: float | None) -> None:
         objects: dict[tuple[int, int, int], list[_Use]] = {}
         for key, use in self._uses.items():
             inode, scope, kind, _, _ = _KEY.unpack(key)
@@ -137,7 +133,9 @@ class KernelIpc(Collector):
         if sysv:
             self._show_sysv(world, sysv, elapsed_s)
 
-    def _show_pipes(self, pipes: dict[tuple[int, int], list[_Use]], index: FdIndex | None, elapsed_s: float) -> None:
+    def _show_pipes(
+        self, pipes: dict[tuple[int, int], list[_Use]], index: FdIndex | None, elapsed_s: float | None
+    ) -> None:
         for (scope, inode), uses in pipes.items():
             device = _device(scope)
             refs: Sequence[FdRef] = ()
@@ -150,16 +148,15 @@ class KernelIpc(Collector):
             for use in uses:
                 self._entities.setdefault(use.process, process_entity(use.process))
                 if use.counts[3]:
-                    metrics: dict[str, Metric] = {
-                        "bytes_per_s": use.written_bytes / elapsed_s,
-                        "writes_per_s": use.writes / elapsed_s,
-                    }
-                    self._edges.append(edges.SendTo(use.process, pipe.id, {}, metrics))
+                    rates = per_s({"bytes_per_s": use.written_bytes, "writes_per_s": use.writes}, elapsed_s)
+                    self._edges.append(edges.SendTo(use.process, pipe.id, {}, *rates))
                 if use.counts[1]:
-                    metrics = {"bytes_per_s": use.read_bytes / elapsed_s, "reads_per_s": use.reads / elapsed_s}
-                    self._edges.append(edges.SendTo(pipe.id, use.process, {}, metrics))
+                    rates = per_s({"bytes_per_s": use.read_bytes, "reads_per_s": use.reads}, elapsed_s)
+                    self._edges.append(edges.SendTo(pipe.id, use.process, {}, *rates))
 
-    def _show_posix_queues(self, world: World, queues: dict[tuple[int, int], list[_Use]], elapsed_s: float) -> None:
+    def _show_posix_queues(
+        self, world: World, queues: dict[tuple[int, int], list[_Use]], elapsed_s: float | None
+    ) -> None:
         try:
             known = world.ipc.posix_queues()
         except (OSError, SourceUnavailable):
@@ -171,7 +168,9 @@ class KernelIpc(Collector):
                 continue
             self._access(nodes.MessageQueue(mechanism="posix", key=queue.key), uses, elapsed_s)
 
-    def _show_sysv(self, world: World, objects: dict[tuple[int, int, int], list[_Use]], elapsed_s: float) -> None:
+    def _show_sysv(
+        self, world: World, objects: dict[tuple[int, int, int], list[_Use]], elapsed_s: float | None
+    ) -> None:
         try:
             own = world.procfs.own_namespace("ipc")
         except (OSError, ValueError):
@@ -184,22 +183,22 @@ class KernelIpc(Collector):
             else:
                 self._access(nodes.Semaphore(mechanism="sysv", key=str(number)), uses, elapsed_s)
 
-    def _access(self, node: Entity, uses: list[_Use], elapsed_s: float) -> None:
+    def _access(self, node: Entity, uses: list[_Use], elapsed_s: float | None) -> None:
         self._entities[node.id] = node
         for use in uses:
             self._entities.setdefault(use.process, process_entity(use.process))
-            metrics: dict[str, Metric]
+            grown: dict[str, float]
             if isinstance(node, nodes.Semaphore):
-                metrics, attributes = {"operations_per_s": use.writes / elapsed_s}, {"how": "operated"}
+                grown, attributes = {"operations_per_s": use.writes}, {"how": "operated"}
             else:
-                metrics = {
-                    "read_bytes_per_s": use.read_bytes / elapsed_s,
-                    "reads_per_s": use.reads / elapsed_s,
-                    "written_bytes_per_s": use.written_bytes / elapsed_s,
-                    "writes_per_s": use.writes / elapsed_s,
+                grown = {
+                    "read_bytes_per_s": use.read_bytes,
+                    "reads_per_s": use.reads,
+                    "written_bytes_per_s": use.written_bytes,
+                    "writes_per_s": use.writes,
                 }
                 attributes = {"how": "used", "ends": "r" * bool(use.counts[1]) + "w" * bool(use.counts[3])}
-            self._edges.append(edges.Access(use.process, node.id, attributes, metrics))
+            self._edges.append(edges.Access(use.process, node.id, attributes, *per_s(grown, elapsed_s)))
 
 
 def _device(scope: int) -> int:

@@ -13,11 +13,11 @@ from gpuflight.collectors.kernel_histograms import LAYOUT, Histogram
 from gpuflight.collectors.kernel_net_edges import Drawing
 from gpuflight.collectors.kernel_net_ends import Ends
 from gpuflight.collectors.kernel_net_flows import Amount, Flows
-from gpuflight.collectors.kernel_programs import KernelPrograms, Starts
-from gpuflight.graph import Metric, nodes
+from gpuflight.collectors.kernel_net_rows import CALLS_BYTES, COOKIE_BYTES, KEY_BYTES, SOCKET_BYTES
+from gpuflight.collectors.kernel_programs import KernelPrograms, Starts, per_s
+from gpuflight.graph import nodes
 
 if TYPE_CHECKING:
-    from gpuflight.sources.bpf.base import ProbeObject
     from gpuflight.sources.world import World
 
 _PROGRAMS = ("on_send", "on_receive", "on_state")
@@ -74,33 +74,28 @@ class KernelNet(Collector):
         self._flows: Flows | None = None
         self._waits: dict[bytes, tuple[int, Histogram]] = {}
         self._drawing = Drawing()
-        self._read_at_s: float | None = None
 
     def observe(self, world: World) -> None:
         self._drawing = Drawing()
         programs = [*_PROGRAMS, "on_accept"] if self.settings.accept_latency else [*_PROGRAMS]
-        fresh = self._flows is None
-        probe = self._programs.open(
+        self._programs.open(
             world,
             programs,
             map_entries={"sockets": self.settings.max_sockets, "traffic": self.settings.max_uses},
         )
         starts = Starts(world.procfs.ticks_per_second)
-        if fresh or self._flows is None:
+        if self._flows is None:
             self._flows = Flows(starts)
-        now_s = world.clock.monotonic_s()
-        before_s, self._read_at_s = self._read_at_s, now_s
+        elapsed_s = self._programs.elapsed_s(world.clock.monotonic_s())
         self._programs.report(self)
-        traffic = probe.read("traffic")
-        self._flows.update(probe.read("sockets"), traffic)
-        waits = self._read_waits(probe, starts)
-        if before_s is None or now_s <= before_s:
-            return  # everything so far began at an unknown time before this round
-        self._forget(probe)
+        traffic = self._programs.read("traffic", KEY_BYTES, CALLS_BYTES)
+        self._flows.update(self._programs.read("sockets", COOKIE_BYTES, SOCKET_BYTES), traffic)
+        waits = self._read_waits(starts)
+        self._forget()
         ends = Ends(world, self._flows, self)
-        self._drawing = Drawing(ends, now_s - before_s, self)
+        self._drawing = Drawing(ends, elapsed_s, self)
         self._drawing.draw(self._flows.by_cookie.values(), self.settings.ended_limit, threads=self.settings.threads)
-        self._add_processes(now_s - before_s, waits)
+        self._add_processes(elapsed_s, waits)
 
     def seed(self) -> Batch:
         return self._drawing.everything() if self.settings.seed_all else Batch()
@@ -111,14 +106,13 @@ class KernelNet(Collector):
     def close(self) -> None:
         self._programs.close()
         self._flows = None
-        self._read_at_s = None
         self._waits.clear()
 
-    def _read_waits(self, probe: ProbeObject, starts: Starts) -> dict[str, dict[str, Histogram]]:
+    def _read_waits(self, starts: Starts) -> dict[str, dict[str, Histogram]]:
         """By process id and what was waited for, since the last round."""
         found: dict[str, dict[str, Histogram]] = {}
         last, self._waits = self._waits, {}
-        for key, raw in probe.read("waits"):
+        for key, raw in self._programs.read("waits", _WAIT_KEY.size, _WAIT.size):
             pid, kind = _WAIT_KEY.unpack(key)
             start_ns, *fields = _WAIT.unpack(raw)
             now = Histogram.of(tuple(fields))
@@ -129,7 +123,7 @@ class KernelNet(Collector):
                 found.setdefault(starts.process_id(pid, start_ns), {})[_WAITS[kind]] = since
         return found
 
-    def _add_processes(self, elapsed_s: float, waits: dict[str, dict[str, Histogram]]) -> None:
+    def _add_processes(self, elapsed_s: float | None, waits: dict[str, dict[str, Histogram]]) -> None:
         """What each process moved in all, and how long it waited for connections."""
         assert self._flows is not None  # noqa: S101 - observe set it
         totals: dict[str, Amount] = {}
@@ -139,18 +133,20 @@ class KernelNet(Collector):
         for process in totals.keys() | waits.keys():
             if not process:
                 continue
-            metrics: dict[str, Metric] = {}
-            attributes: dict[str, Any] = {}
+            grown: dict[str, float] = {}
             total = totals.get(process)
             if total is not None:
-                metrics = {f"socket_{name}": value for name, value in total.per_s(elapsed_s).items()}
-                metrics["socket_failures_per_s"] = total.failures / elapsed_s
-            for name, histogram in waits.get(process, {}).items():
-                metrics[f"{name}s_per_s"] = histogram.count / elapsed_s
+                grown = {f"socket_{name}": value for name, value in total.grown().items()}
+                grown["socket_failures_per_s"] = total.failures
+            found = waits.get(process, {})
+            grown.update((f"{name}s_per_s", histogram.count) for name, histogram in found.items())
+            metrics, unknown = per_s(grown, elapsed_s)
+            attributes: dict[str, Any] = {}
+            for name, histogram in found.items():
                 histogram.add_to(metrics, attributes, name)
-            self._drawing.add_process(process, metrics, attributes)
+            self._drawing.add_process(process, attributes, metrics, unknown)
 
-    def _forget(self, probe: ProbeObject) -> None:
+    def _forget(self) -> None:
         """Delete the rows that were told for the last time in the round before."""
         assert self._flows is not None  # noqa: S101 - observe set it
         sockets, users = self._flows.finished()

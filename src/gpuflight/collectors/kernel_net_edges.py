@@ -11,7 +11,7 @@ from gpuflight.collectors.base import Batch, Collector
 from gpuflight.collectors.kernel_net_ends import Ends, Place
 from gpuflight.collectors.kernel_net_flows import Amount, Used
 from gpuflight.collectors.kernel_net_rows import CLIENT, SERVER, TCP
-from gpuflight.collectors.kernel_programs import process_entity, thread_entity
+from gpuflight.collectors.kernel_programs import per_s, process_entity, thread_entity
 from gpuflight.graph import Edge, EdgeKey, Entity, Metric, edges
 
 
@@ -46,7 +46,9 @@ class _Use(Struct):
 class Drawing:
     """One round's picture. ``draw`` once, ``add_process`` for each, then ``everything`` or ``of`` some processes."""
 
-    def __init__(self, ends: Ends | None = None, elapsed_s: float = 0.0, collector: Collector | None = None) -> None:
+    def __init__(
+        self, ends: Ends | None = None, elapsed_s: float | None = None, collector: Collector | None = None
+    ) -> None:
         self._ends = ends
         self._elapsed_s = elapsed_s
         self._collector = collector
@@ -91,9 +93,15 @@ class Drawing:
                 if id(connection) not in left_out:
                     self._draw_connection(connection)
 
-    def add_process(self, process: str, metrics: dict[str, Metric], attributes: dict[str, Any]) -> None:
+    def add_process(
+        self,
+        process: str,
+        attributes: dict[str, Any],
+        metrics: dict[str, Metric],
+        unknown: dict[str, str] | None,
+    ) -> None:
         """What one process did in all."""
-        self._entities[process] = process_entity(process, attributes, metrics)
+        self._entities[process] = process_entity(process, attributes, metrics, unknown)
         self._endpoints_of.setdefault(process, set())
 
     def everything(self) -> Batch:
@@ -151,18 +159,20 @@ class Drawing:
         for (endpoint, process), amount in holds.items():
             self._entities.setdefault(process, process_entity(process))
             self._endpoints_of.setdefault(process, set()).add(endpoint)
-            self._add(edges.Belong(endpoint, process, {}, amount.per_s(self._elapsed_s)), endpoint)
+            self._add(edges.Belong(endpoint, process, {}, *per_s(amount.grown(), self._elapsed_s)), endpoint)
         for (thread, endpoint), use in uses.items():
             self._entities.setdefault(thread, thread_entity(thread))
             self._add(edges.Own(use.process, thread), endpoint)
             # Of whoever else holds the socket too, this thread says nothing.
             attributes = {"target_processes": [use.process]}
-            self._add(edges.Access(thread, endpoint, attributes, use.amount.per_s(self._elapsed_s)), endpoint)
+            rates = per_s(use.amount.grown(), self._elapsed_s)
+            self._add(edges.Access(thread, endpoint, attributes, *rates), endpoint)
 
     def _draw_connection(self, connection: _Connection) -> None:
         client, server = connection.client, connection.server
         attributes: dict[str, Any] = {}
         metrics: dict[str, Metric] = {}
+        unknown: dict[str, str] | None = None
         if not connection.shown:
             attributes["state"] = "CLOSED" if connection.ended else "ESTABLISHED"
             if not connection.sure:
@@ -180,9 +190,9 @@ class Drawing:
                 attributes["failed"] = True
             _add_totals(metrics, client, server)
         else:
-            _add_rates(metrics, client, server, self._elapsed_s)
+            metrics, unknown = per_s(_rates(client, server), self._elapsed_s)
         _add_waits(metrics, client, server)
-        edge = edges.ConnectTo(connection.source, connection.target, attributes, metrics)
+        edge = edges.ConnectTo(connection.source, connection.target, attributes, metrics, unknown)
         self._add(edge, connection.source)
         if connection.target != connection.source:
             self._edges_of.setdefault(connection.target, []).append(edge)
@@ -203,22 +213,22 @@ def _failed(client: Used | None) -> bool:
     return client is not None and client.row.role == CLIENT and not client.row.established_ns
 
 
-def _add_rates(metrics: dict[str, Metric], client: Used | None, server: Used | None, elapsed_s: float) -> None:
-    """As the client sees them, whose own calls stand if it is here."""
+def _rates(client: Used | None, server: Used | None) -> dict[str, float]:
+    """What grew, as the client sees it, whose own calls stand if it is here."""
     if client is not None and client.users:
         amount = client.total()
-        sent, received = amount.sent_bytes, amount.received_bytes
-        metrics["sends_per_s"] = amount.sends / elapsed_s
-        metrics["receives_per_s"] = amount.receives / elapsed_s
+        sent, received, prefix = amount.sent_bytes, amount.received_bytes, ""
     elif server is not None and server.users:
         amount = server.total()
-        sent, received = amount.received_bytes, amount.sent_bytes
-        metrics["peer_sends_per_s"] = amount.sends / elapsed_s
-        metrics["peer_receives_per_s"] = amount.receives / elapsed_s
+        sent, received, prefix = amount.received_bytes, amount.sent_bytes, "peer_"
     else:
-        return
-    metrics["bytes_sent_per_s"] = sent / elapsed_s
-    metrics["bytes_received_per_s"] = received / elapsed_s
+        return {}
+    return {
+        "bytes_sent_per_s": sent,
+        "bytes_received_per_s": received,
+        f"{prefix}sends_per_s": amount.sends,
+        f"{prefix}receives_per_s": amount.receives,
+    }
 
 
 def _add_totals(metrics: dict[str, Metric], client: Used | None, server: Used | None) -> None:

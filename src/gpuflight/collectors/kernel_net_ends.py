@@ -101,7 +101,8 @@ class Ends:
             if own.id not in (source, target):
                 rest.append(used)
                 continue
-            self._places[used.cookie] = Place(own, source, target, sure, shown=True)
+            other = _bare(target if own.id == source else source)
+            self._places[used.cookie] = Place(own, source, target, sure, shown=True, other=other)
         if rest:
             self._join_rest(rest, table, world)
 
@@ -171,10 +172,12 @@ class Ends:
         if other is None:
             return Place(own)
         if other.peer != record.inode:  # a datagram socket that sends there
-            return Place(own, own.id, self._unix_entity(other.inode).id, shown=True)
+            far = self._unix_entity(other.inode)
+            return Place(own, own.id, far.id, shown=True, other=far)
         lower, higher = (record, other) if record.inode <= other.inode else (other, record)
         source, target, sure = direction_of(lower, higher, listening)
-        return Place(own, self._unix_entity(source.inode).id, self._unix_entity(target.inode).id, sure, shown=True)
+        ends = self._unix_entity(source.inode).id, self._unix_entity(target.inode).id
+        return Place(own, *ends, sure, shown=True, other=self._unix_entity(other.inode))
 
     def _unix_entity(self, inode: int) -> nodes.UnixSocket:
         return nodes.UnixSocket(inode=inode)
@@ -210,6 +213,13 @@ def _join(sockets: list[InetSocket], table: InetTable, world: World) -> Joined:
             if socket is not None and socket.remote:
                 found[socket.key] = ends
     return found.get
+
+
+def _bare(endpoint: str) -> nodes.Socket:
+    """The entity of an id that ``socket_id`` made."""
+    protocol, address, *netns = endpoint[len("Socket(") : -1].split(",")
+    space = int(netns[0].removeprefix("netns=")) if netns else 0
+    return nodes.Socket(id=endpoint, protocol=protocol, address=address, netns=space)
 
 
 def _judge(used: Used, there: bool) -> None:

@@ -8,7 +8,6 @@ from msgspec import Struct
 
 from gpuflight.collectors.kernel_net_rows import TCP, Calls, SocketRow, calls, socket_row
 from gpuflight.collectors.kernel_programs import Starts
-from gpuflight.graph import Metric
 
 _IDLE_ROUNDS = 240
 """Rounds after which a row that nothing happened to is dropped, so that an old server's sockets do not fill the map.
@@ -31,13 +30,13 @@ class Amount(Struct, gc=False):
         self.receives += other.receives
         self.failures += other.failures
 
-    def per_s(self, elapsed_s: float) -> dict[str, Metric]:
-        """Rates, as the side itself sees it: what it sent, what it received."""
+    def grown(self) -> dict[str, float]:
+        """By the names of the metrics, as the side itself sees it: what it sent, what it received."""
         return {
-            "sent_bytes_per_s": self.sent_bytes / elapsed_s,
-            "received_bytes_per_s": self.received_bytes / elapsed_s,
-            "sends_per_s": self.sends / elapsed_s,
-            "receives_per_s": self.receives / elapsed_s,
+            "sent_bytes_per_s": self.sent_bytes,
+            "received_bytes_per_s": self.received_bytes,
+            "sends_per_s": self.sends,
+            "receives_per_s": self.receives,
         }
 
 

@@ -18,6 +18,7 @@ PROTOCOLS = {6: "tcp", 17: "udp", 136: "udplite"}
 
 _TRAFFIC = struct.Struct("=7Q2I")
 _SOCKET = struct.Struct("=9Q6I16s16s3H2B")
+COOKIE_BYTES, KEY_BYTES, CALLS_BYTES, SOCKET_BYTES = 8, 16, _TRAFFIC.size, _SOCKET.size
 _MAPPED = b"\0" * 10 + b"\xff\xff"
 _CLOSED_STATE = 7
 

@@ -9,12 +9,12 @@ from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpuflight.collectors.base import Batch, Collector
-from gpuflight.collectors.kernel_programs import KernelPrograms, Starts
+from gpuflight.collectors.kernel_programs import KernelPrograms, Starts, per_s
 from gpuflight.collectors.process_facts import redacted_cmdline
 from gpuflight.graph import Edge, Entity, Metric, edges, nodes
 
 if TYPE_CHECKING:
-    from gpuflight.sources.procfs import ProcFs
+    from gpuflight.sources.procfs import ProcFs, ProcStat
     from gpuflight.sources.world import World
 
 _PROGRAMS = ("on_exec", "on_exit")
@@ -102,16 +102,18 @@ class KernelProcess(Collector):
         super().__init__(settings)
         self._probe = KernelPrograms("process", {})
         self._known: dict[str, _Program] = {}
-        self._read_at_s: float | None = None
         self._batch = Batch()
+        self._processes: dict[int, ProcStat] | None = None
 
     def observe(self, world: World) -> None:
-        self._batch = Batch()
         ring_bytes = 1 << (self.settings.ring_bytes - 1).bit_length()
         probe = self._probe.open(world, _PROGRAMS, map_entries={"events": ring_bytes})
-        now_s = world.clock.monotonic_s()
-        before_s, self._read_at_s = self._read_at_s, now_s
         processes = world.procfs.processes()  # before the events: who ends meanwhile is told now and not again
+        if processes is self._processes:
+            return  # the same round once more: what happened is told only once
+        self._processes = processes
+        self._batch = Batch()
+        elapsed_s = self._probe.elapsed_s(world.clock.monotonic_s())
         starts = Starts(world.procfs.ticks_per_second)
         started, ended = self._take(probe.drain("events"), starts)
         self._probe.report(self, ring="events")
@@ -119,12 +121,9 @@ class KernelProcess(Collector):
         if len(self._known) > _KNOWN_AT_MOST // 2:
             self._known = {id_: program for id_, program in self._known.items() if id_ in alive}
         host = nodes.Host(hostname=world.procfs.hostname)
-        if before_s is not None and now_s > before_s:
-            metrics: dict[str, Metric] = {
-                "program_starts_per_s": started / (now_s - before_s),
-                "process_ends_per_s": len(ended) / (now_s - before_s),
-            }
-            self._batch.nodes.append(nodes.Host(hostname=world.procfs.hostname, metrics=metrics))
+        if world.procfs.hostname:
+            rates = per_s({"program_starts_per_s": started, "process_ends_per_s": len(ended)}, elapsed_s)
+            self._batch.nodes.append(nodes.Host(hostname=host.hostname, metrics=rates[0], unknown=rates[1]))
         self._show(self._choose(ended), alive, host, world.procfs)
 
     def seed(self) -> Batch:
@@ -133,7 +132,7 @@ class KernelProcess(Collector):
     def close(self) -> None:
         self._probe.close()
         self._known.clear()
-        self._read_at_s = None
+        self._processes = None
 
     def _take(self, records: list[bytes], starts: Starts) -> tuple[int, list[_Ended]]:
         """How many programs were started, and which processes ended, in the order of events."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msgspec import Struct
 
 from gpuflight.collectors.base import Collector
+from gpuflight.collectors.rates import FIRST_READING
 from gpuflight.errors import SourceUnavailable
 from gpuflight.graph import Metric, nodes
 
@@ -45,6 +46,7 @@ class KernelPrograms:
         self._refused: Refused | None = None
         self._lost: dict[str, int] = {}
         self._costs: dict[str, tuple[int, int, int]] = {}
+        self._read_at_s: float | None = None
 
     def open(
         self,
@@ -96,6 +98,19 @@ class KernelPrograms:
             raise
         return made
 
+    def read(self, map_name: str, key_size: int, value_size: int) -> list[tuple[bytes, bytes]]:
+        """Every row of a map. Raises SourceUnavailable if they are not laid out as this version's (in a recording)."""
+        assert self._object is not None  # noqa: S101 - opened
+        rows = self._object.read(map_name)
+        if any(len(key) != key_size or len(value) != value_size for key, value in rows):
+            raise SourceUnavailable(f"the rows of {self.name}.{map_name} have another layout", "record again")
+        return rows
+
+    def elapsed_s(self, now_s: float) -> float | None:
+        """Time since this was asked in the round before, s; None in the first round that reads the maps."""
+        before_s, self._read_at_s = self._read_at_s, now_s
+        return now_s - before_s if before_s is not None and now_s > before_s else None
+
     def report(self, collector: Collector, ring: str = "") -> None:
         """Count on the collector's coverage line what was lost since the last round, and say what the programs cost."""
         if self._object is None:
@@ -132,9 +147,17 @@ class KernelPrograms:
         self._object = None
         self._world = None
         self._refused = None
+        self._read_at_s = None
         self.links.clear()
         self._lost.clear()
         self._costs.clear()
+
+
+def per_s(grown: Mapping[str, float], elapsed_s: float | None) -> tuple[dict[str, Metric], dict[str, str] | None]:
+    """(metrics, unknown): rates of what grew within ``elapsed_s``; of a first reading, where that is None, only why."""
+    if elapsed_s is None:
+        return {}, dict.fromkeys(grown, FIRST_READING)
+    return {name: value / elapsed_s for name, value in grown.items()}, None
 
 
 def pid_namespace(world: World) -> int:
@@ -166,16 +189,26 @@ class Starts:
 
 
 def process_entity(
-    process: str, attributes: dict[str, Any] | None = None, metrics: dict[str, Metric] | None = None
+    process: str,
+    attributes: dict[str, Any] | None = None,
+    metrics: dict[str, Metric] | None = None,
+    unknown: dict[str, str] | None = None,
 ) -> nodes.Process:
     """The entity of an id that ``Starts.process_id`` made."""
     pid, _, start = process[len("Process(pid=") : -1].partition(",start=")
-    return nodes.Process(pid=int(pid), start=int(start), id=process, attributes=attributes or {}, metrics=metrics or {})
+    return nodes.Process(
+        pid=int(pid),
+        start=int(start),
+        id=process,
+        attributes=attributes or {},
+        metrics=metrics or {},
+        unknown=unknown,
+    )
 
 
 def thread_entity(
-    thread: str, attributes: dict[str, Any] | None = None, metrics: dict[str, Metric] | None = None
+    thread: str, metrics: dict[str, Metric] | None = None, unknown: dict[str, str] | None = None
 ) -> nodes.Thread:
     """The entity of an id that ``Starts.thread_id`` made."""
     tid, _, start = thread[len("Thread(tid=") : -1].partition(",start=")
-    return nodes.Thread(tid=int(tid), start=int(start), id=thread, attributes=attributes or {}, metrics=metrics or {})
+    return nodes.Thread(tid=int(tid), start=int(start), id=thread, metrics=metrics or {}, unknown=unknown)

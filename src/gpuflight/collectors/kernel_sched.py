@@ -11,12 +11,12 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpuflight.collectors.base import Batch, Collector
 from gpuflight.collectors.kernel_histograms import LAYOUT, SLOTS, Histogram
-from gpuflight.collectors.kernel_programs import KernelPrograms, Starts
+from gpuflight.collectors.kernel_programs import KernelPrograms, Starts, per_s
+from gpuflight.collectors.rates import FIRST_READING
 from gpuflight.errors import SourceUnavailable
 from gpuflight.graph import Edge, Entity, Metric, edges, nodes
 
 if TYPE_CHECKING:
-    from gpuflight.sources.bpf.base import ProbeObject
     from gpuflight.sources.world import World
 
 _ROW = struct.Struct("=8Q2I")
@@ -77,8 +77,6 @@ class KernelSched(Collector):
         self._sched = KernelPrograms("sched", _LOSSES)
         self._threads: dict[int, _Thread] = {}
         self._waits: dict[bytes, tuple[int, Histogram, Histogram]] = {}
-        self._read_at_s: float | None = None
-        self._waits_at_s: float | None = None
         self._shown: dict[str, tuple[list[Entity], list[Edge]]] = {}
 
     def observe(self, world: World) -> None:
@@ -86,15 +84,13 @@ class KernelSched(Collector):
         kernel_threads = int(self.settings.kernel_threads)
         tasks = self._tasks.open(world, ["each_thread"], constants={"kernel_threads": kernel_threads})
         starts = Starts(world.procfs.ticks_per_second)
-        now_s = world.clock.monotonic_s()
-        before_s, self._read_at_s = self._read_at_s, now_s
+        elapsed_s = self._tasks.elapsed_s(world.clock.monotonic_s())
         raw = tasks.run_iter(self._tasks.links["each_thread"])
+        if len(raw) % _ROW.size:
+            raise SourceUnavailable("the rows of threads have another layout", "record again")
         self._tasks.report(self)
         self._take(raw, starts)
-        waits = self._observe_waits(world, starts, now_s)
-        if before_s is None or now_s <= before_s:
-            return
-        self._show(now_s - before_s, waits)
+        self._show(elapsed_s, self._observe_waits(world, starts))
 
     def seed(self) -> Batch:
         batch = Batch()
@@ -118,7 +114,6 @@ class KernelSched(Collector):
         self._sched.close()
         self._threads.clear()
         self._waits.clear()
-        self._read_at_s = self._waits_at_s = None
 
     # --- counters ------------------------------------------------------------------------------------------------
 
@@ -152,17 +147,15 @@ class KernelSched(Collector):
             grown = values if before else None
             self._threads[tid] = _Thread(row, process, thread, pid, tid, start, values, grown)
 
-    def _show(self, elapsed_s: float, waits: dict[str, tuple[Histogram, Histogram]]) -> None:
+    def _show(self, elapsed_s: float | None, waits: dict[str, tuple[Histogram, Histogram]]) -> None:
         processes: dict[str, list[_Thread]] = {}
         for thread in self._threads.values():
             processes.setdefault(thread.process, []).append(thread)
         chosen = self._choose(processes) if self.settings.threads else set()
         for process, threads in processes.items():
             sums = [sum(column) for column in zip(*(thread.grown or _NOTHING for thread in threads), strict=True)]
-            metrics = _rates(sums, elapsed_s)
             attributes: dict[str, Any] = {}
-            if len(threads) == 1:
-                metrics["off_cpu_pct"] = _off_cpu_pct(sums, elapsed_s)
+            metrics, unknown = _rates(sums, elapsed_s, one=len(threads) == 1)
             if process in waits:
                 queue, asleep = waits[process]
                 queue.add_to(metrics, attributes, "run_queue_wait")
@@ -175,6 +168,7 @@ class KernelSched(Collector):
                     id=process,
                     attributes=attributes,
                     metrics=metrics,
+                    unknown=unknown,
                 )
             ]
             drawn: list[Edge] = []
@@ -196,26 +190,25 @@ class KernelSched(Collector):
 
     # --- single waits --------------------------------------------------------------------------------------------
 
-    def _observe_waits(self, world: World, starts: Starts, now_s: float) -> dict[str, tuple[Histogram, Histogram]]:
+    def _observe_waits(self, world: World, starts: Starts) -> dict[str, tuple[Histogram, Histogram]]:
         """What ``latency`` measured since the last round, by process id: waits for a CPU, sleeps."""
         if not self.settings.latency:
             return {}
         try:
-            probe = self._sched.open(world, _PROGRAMS, map_entries={"waits": self.settings.max_processes})
+            self._sched.open(world, _PROGRAMS, map_entries={"waits": self.settings.max_processes})
         except SourceUnavailable as error:
             self.note(f"{error.reason}; single waits are not measured", error.hint)
             return {}
-        before_s, self._waits_at_s = self._waits_at_s, now_s
-        found = self._read_waits(probe, starts)
+        found = self._read_waits(starts)
         self._sched.report(self)
-        return found if before_s is not None else {}
+        return found
 
-    def _read_waits(self, probe: ProbeObject, starts: Starts) -> dict[str, tuple[Histogram, Histogram]]:
+    def _read_waits(self, starts: Starts) -> dict[str, tuple[Histogram, Histogram]]:
         found: dict[str, tuple[Histogram, Histogram]] = {}
         last, self._waits = self._waits, {}
         alive = {thread.process for thread in self._threads.values()}
         gone = []
-        for key, raw in probe.read("waits"):
+        for key, raw in self._sched.read("waits", 4, _WAITS.size):
             start_ns, *fields = _WAITS.unpack(raw)
             process = starts.process_id(int.from_bytes(key, "little"), start_ns)
             queue = Histogram.of(tuple(fields[:_HISTOGRAM_FIELDS]))
@@ -237,24 +230,31 @@ _NOTHING = (0, 0, 0, 0, 0, 0)
 """Of: ns on a CPU, ns waiting for one, switches voluntary and involuntary, faults minor and major."""
 
 
-def _rates(grown: Sequence[int], elapsed_s: float) -> dict[str, Metric]:
-    return {
-        "run_delay_pct": grown[1] / elapsed_s / 1e7,
-        "context_switches_voluntary_per_s": grown[2] / elapsed_s,
-        "context_switches_involuntary_per_s": grown[3] / elapsed_s,
-        "minor_faults_per_s": grown[4] / elapsed_s,
-        "major_faults_per_s": grown[5] / elapsed_s,
-    }
+def _rates(
+    grown: Sequence[int], elapsed_s: float | None, *, one: bool
+) -> tuple[dict[str, Metric], dict[str, str] | None]:
+    """(metrics, unknown) of ``one`` thread, or of several together."""
+    metrics, unknown = per_s(
+        {
+            "run_delay_pct": grown[1] / 1e7,  # ns per s, in percent
+            "context_switches_voluntary_per_s": grown[2],
+            "context_switches_involuntary_per_s": grown[3],
+            "minor_faults_per_s": grown[4],
+            "major_faults_per_s": grown[5],
+        },
+        elapsed_s,
+    )
+    if elapsed_s is not None and one:
+        # Neither on a CPU nor waiting for one. The scheduler counts in ticks, so it can come out a little off.
+        metrics["off_cpu_pct"] = min(100.0, max(0.0, 100.0 - (grown[0] + grown[1]) / elapsed_s / 1e7))
+    elif one and unknown is not None:
+        unknown["off_cpu_pct"] = FIRST_READING
+    return metrics, unknown
 
 
-def _off_cpu_pct(grown: Sequence[int], elapsed_s: float) -> float:
-    """Of the time, in percent: neither on a CPU nor waiting for one."""
-    return min(100.0, max(0.0, 100.0 - (grown[0] + grown[1]) / elapsed_s / 1e7))
-
-
-def _thread(thread: _Thread, elapsed_s: float) -> nodes.Thread:
+def _thread(thread: _Thread, elapsed_s: float | None) -> nodes.Thread:
     grown = thread.grown or _NOTHING
-    metrics = _rates(grown, elapsed_s)
-    metrics["cpu_pct"] = grown[0] / elapsed_s / 1e7
-    metrics["off_cpu_pct"] = _off_cpu_pct(grown, elapsed_s)
-    return nodes.Thread(tid=thread.tid, start=thread.start, id=thread.id, metrics=metrics)
+    metrics, unknown = _rates(grown, elapsed_s, one=True)
+    if elapsed_s is not None:
+        metrics["cpu_pct"] = grown[0] / elapsed_s / 1e7
+    return nodes.Thread(tid=thread.tid, start=thread.start, id=thread.id, metrics=metrics, unknown=unknown)
