@@ -10,7 +10,7 @@ import msgspec
 
 from gpuflight.collectors.kernel_histograms import SLOTS
 from gpuflight.sources.bpf.base import ProgramCost
-from gpuflight.sources.bpf.taped import Opened, _Drained
+from gpuflight.sources.bpf.taped import Drained, Opened
 from gpuflight.sources.clock import ManualClock
 
 TICK_NS = 10_000_000
@@ -141,4 +141,4 @@ def probe_answers(
 
 def drained(clock: ManualClock, first_round_s: float, records: list[bytes]) -> Callable[[], bytes]:
     """A ring buffer that holds these records in every round; rounds are 1 s apart."""
-    return lambda: msgspec.msgpack.encode(_Drained(round(clock.monotonic_s() - first_round_s), records))
+    return lambda: msgspec.msgpack.encode(Drained(round(clock.monotonic_s() - first_round_s), records))

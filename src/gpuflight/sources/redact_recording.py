@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import re
 
+import msgspec
+
 from gpuflight.redaction import redact_argv, redact_environ, redact_text
 from gpuflight.sources.container_files import without_secrets
 from gpuflight.sources.procfs.stat import parse_environ
 
 _OF_A_PROCESS = re.compile(r"read /proc/[^/]+/(?:task/\d+/)?(cmdline|environ|mountinfo|mounts)$")
+_EXEC_KIND, _EXEC_LENGTH, _EXEC_HEAD = 1, 56, 64  # of struct exec_row: kind, place of arguments_length, of arguments
 _TEXTS = ("read /proc/cmdline", "read /proc/mounts")
 
 
@@ -20,6 +23,8 @@ def redact_answer(source: str, key: str, answer: bytes) -> bytes:
         if key == "read /etc/passwd":
             return _passwd(answer)
         return _text(without_secrets(key, answer))  # what container runtimes keep about their containers
+    if source == "bpf" and key.startswith("process drain events"):
+        return _executions(answer)
     if source != "proc":
         return answer
     if key in _TEXTS:
@@ -39,6 +44,27 @@ def _cmdline(answer: bytes) -> bytes:
     end = len(answer.rstrip(b"\0"))
     arguments = answer[:end].decode("utf-8", "surrogateescape").split("\0")
     return "\0".join(redact_argv(arguments)).encode("utf-8", "surrogateescape") + answer[end:]
+
+
+def _executions(answer: bytes) -> bytes:
+    """Records of programs that were started (``struct exec_row`` of process.bpf.c): their arguments."""
+    from gpuflight.sources.bpf.taped import Drained
+
+    kept = msgspec.msgpack.decode(answer, type=Drained)
+    kept.records = [_execution(record) for record in kept.records]
+    return msgspec.msgpack.encode(kept)
+
+
+def _execution(record: bytes) -> bytes:
+    if len(record) <= _EXEC_HEAD or int.from_bytes(record[:4], "little") != _EXEC_KIND:
+        return record
+    arguments = record[_EXEC_HEAD:]
+    length = int.from_bytes(record[_EXEC_LENGTH : _EXEC_LENGTH + 4], "little")
+    redacted = _cmdline(arguments)
+    if length <= len(arguments):  # all of them are here, and shall seem so
+        length = len(redacted)
+    head = record[:_EXEC_LENGTH] + max(length, 0).to_bytes(4, "little") + record[_EXEC_LENGTH + 4 : _EXEC_HEAD]
+    return head + redacted
 
 
 def _passwd(answer: bytes) -> bytes:

@@ -31,7 +31,7 @@ class _Attached(msgspec.Struct):
     failed: list[tuple[int, str]]
 
 
-class _Drained(msgspec.Struct):
+class Drained(msgspec.Struct):
     """A ring buffer gives a record once, so its records belong to one round."""
 
     round: int
@@ -144,7 +144,7 @@ class TapedObject(ProbeObject):
         count = count + 1 if last == now else 1
         self._drains[map_name] = now, count
         question = f"drain {map_name}" + (f" {count}" if count > 1 else "")
-        kept = self._ask(question, lambda: _Drained(now, self._live().drain(map_name, limit)), _Drained)
+        kept = self._ask(question, lambda: Drained(now, self._live().drain(map_name, limit)), Drained)
         return kept.records if kept.round == now else []
 
     def lost(self, map_name: str) -> int:
