@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterable
 
 from gpuflight.sources.bpf.base import Link, ProbeObject, Uprobe
@@ -9,15 +10,7 @@ from gpuflight.sources.cuda_probe.cookies import Class
 from gpuflight.sources.cuda_probe.functions import API_NUMBERS, SYMBOLS, Layer
 from gpuflight.sources.cuda_probe.symbols import Found
 
-_LAUNCHES = {
-    (Class.LAUNCH, "runtime"): "cuda_launch",
-    (Class.LAUNCH, "driver"): "cuda_launch_driver",
-    (Class.LAUNCH_CONFIG, "runtime"): "cuda_launch_config",
-    (Class.LAUNCH_CONFIG, "driver"): "cuda_launch_config",
-    (Class.LAUNCH_GRAPH, "runtime"): "cuda_launch_graph",
-    (Class.LAUNCH_GRAPH, "driver"): "cuda_launch_graph",
-}
-_ALONE = {Class.REGISTER: "cuda_register", Class.ENVIRONMENT: "cuda_environment"}
+_LAUNCHES = {Class.LAUNCH, Class.LAUNCH_CONFIG, Class.LAUNCH_GRAPH}
 
 
 class Attachment:
@@ -62,16 +55,17 @@ class Attachment:
             cookie = function.cookie(api, self.layer, per_thread=per_thread, file_number=self.number)
             entry = Uprobe(self.path, place.offset, cookie, symbol=place.symbol)
             at_return = Uprobe(self.path, place.offset, cookie, ret=True, symbol=place.symbol)
-            if program := _LAUNCHES.get((function.kind, self.layer)):
-                launches.setdefault(program, []).append(entry)
+            if function.kind in _LAUNCHES:
+                launches.setdefault("cuda_launch", []).append(entry)
                 if launch_codes:
                     returns.setdefault("cuda_launch_return", []).append(at_return)
-            elif program := _ALONE.get(function.kind):
-                others.setdefault(program, []).append(entry)
+            elif function.kind is Class.ENVIRONMENT:
+                others.setdefault("cuda_environment", []).append(entry)
             else:
                 kind = "nccl" if self.layer == "nccl" else "cuda"
                 others.setdefault(f"{kind}_call", []).append(entry)
-                returns.setdefault(f"{kind}_return", []).append(at_return)
+                if function.kind is not Class.REGISTER:
+                    returns.setdefault(f"{kind}_return", []).append(at_return)
         return launches, others, returns
 
     def _attach(self, program: str, uprobes: list[Uprobe], *, count: bool = True) -> Link:
@@ -104,11 +98,16 @@ class Attachment:
 
     def close(self) -> None:
         """Hook nothing in this file any more. May be called twice."""
-        _close(self._launch_links)
-        self._links.reverse()  # entries before returns
+        self._links += self._launch_links
+        self._launch_links.clear()
         _close(self._links)
 
 
 def _close(links: list[Link]) -> None:
-    while links:
-        links.pop(0).close()
+    """All at a time: the kernel takes 40 ms over each, waiting for programs that run."""
+    threads = [threading.Thread(target=link.close, name="gpuflight-detach") for link in links]
+    links.clear()
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()

@@ -7,6 +7,7 @@ rows = probe.read()                                   # once a round
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Mapping
 
 import msgspec
@@ -25,6 +26,17 @@ from gpuflight.sources.cuda_probe.symbols import Found, find_places
 from gpuflight.sources.recording import Tape
 
 LIFE_PROGRAMS = ("cuda_fork", "cuda_exec", "cuda_exit")
+
+PROGRAMS = (
+    "cuda_launch",
+    "cuda_launch_return",
+    "cuda_call",
+    "cuda_return",
+    "nccl_call",
+    "nccl_return",
+    "cuda_environment",
+)
+_DRIVER, _DETACHED = 0, 1  # enum setting
 
 LOSSES = {**dict(layouts.LOSSES), "life": "forks, execs, exits, changes of the environment: the ring buffer was full"}
 """What each name in ``CudaRows.losses`` means."""
@@ -49,7 +61,7 @@ class CudaProbe:
         their return value too, at the cost of a second trap per launch. Raises SourceUnavailable(reason, hint)."""
         self._tape = tape if tape is not None else Tape()
         self._launch_codes = launch_codes
-        self._object: ProbeObject = probes.open("cuda", map_entries=map_entries)
+        self._object = _open(probes, map_entries)
         self.backend = self._object.backend
         self.why_classic = self._object.why_classic
         self.without: dict[str, str] = {}
@@ -85,6 +97,7 @@ class CudaProbe:
     def detach(self, attachment: Attachment) -> None:
         """Close it, and let its number go to another file: its hits begin at 0 again."""
         attachment.close()
+        self._set(_DETACHED, time.monotonic_ns())
         if self.attachments.get(attachment.number) is attachment:
             del self.attachments[attachment.number]
             self._reader.clear_hits(attachment.number)
@@ -93,7 +106,10 @@ class CudaProbe:
     def _mark_launches(self) -> None:
         """Launches of the runtime leave a mark for those of the driver only while both are hooked."""
         driver = any(attachment.layer == "driver" for attachment in self.attachments.values())
-        self._object.update("settings", layouts.PID.pack(0), layouts.COUNT.pack(driver))
+        self._set(_DRIVER, driver)
+
+    def _set(self, setting: int, value: int) -> None:
+        self._object.update("settings", layouts.PID.pack(setting), layouts.COUNT.pack(value))
 
     def _find(self, path: str, layer: Layer) -> Found:
         def live() -> bytes:
@@ -136,3 +152,14 @@ class CudaProbe:
             link.close()
         self._links.clear()
         self._object.close()
+
+
+def _open(probes: Probes, map_entries: Mapping[str, int] | None) -> ProbeObject:
+    """Without the hooks of processes' lives where the kernel has no type information (BTF)."""
+    try:
+        return probes.open("cuda", map_entries=map_entries)
+    except SourceUnavailable as error:
+        try:
+            return probes.open("cuda", programs=PROGRAMS, map_entries=map_entries)
+        except SourceUnavailable:
+            raise error from None

@@ -58,7 +58,21 @@ enum call_class {
 	CLASS_COMM_SPLIT,
 	CLASS_COMM_DESTROY,
 	CLASS_NCCL_PLAIN,
+	CLASS_LAUNCH = 40,
+	CLASS_LAUNCH_CONFIG,
+	CLASS_LAUNCH_GRAPH,
+	CLASS_REGISTER,
+	CLASS_ENVIRONMENT,
 };
+
+/* Places of the map of settings. */
+enum setting {
+	SETTING_DRIVER, /* 1 while launches of libcuda are hooked too, so that launches of libcudart have to leave a mark */
+	SETTING_DETACHED, /* when a file was unhooked last: calls begun before may have returned unseen */
+	SETTINGS,
+};
+
+#define LONGEST_CALL_NS (60ull * 1000000000) /* a call that lasts longer has no inner calls any more, or was left unseen */
 
 enum launch_kind { LAUNCH_RUNTIME = 0, LAUNCH_DRIVER = 1, LAUNCH_GRAPH = 2 };
 

@@ -54,11 +54,17 @@ gf_inline void keep_call(struct pt_regs *ctx, struct call *call, __u64 cookie, _
 }
 
 /* True if this call is part of another one of its thread. */
-gf_inline int is_inner_call(struct pt_regs *ctx, const struct call *outer, __u64 cookie)
+gf_inline int is_inner_call(struct pt_regs *ctx, const struct call *outer, __u64 cookie, __u64 now)
 {
+	__u32 at = SETTING_DETACHED;
+	__u64 *detached;
+
 	if (!outer->cookie)
 		return 0;
-	if (GF_SP(ctx) < outer->sp)
+	detached = gf_lookup(settings, &at);
+	if (!detached || outer->entry_ns < *detached)
+		return 0;
+	if (GF_SP(ctx) < outer->sp && now - outer->entry_ns < LONGEST_CALL_NS)
 		return 1;
 	if (GF_SP(ctx) != outer->sp || API(outer->cookie) == API(cookie))
 		gf_loss(LOSS_RETURNS); /* the outer one is over, though we saw no return; an equal sp is a tail call */
@@ -69,11 +75,18 @@ GF_UPROBE(cuda_call)
 {
 	__u64 cookie = gf_cookie(ctx), id = bpf_get_current_pid_tgid(), now = bpf_ktime_get_ns();
 	struct process *process = process_of(id >> 32, now);
-	struct thread *thread = thread_of(id);
 	__u32 class = CLASS(cookie);
+	struct thread *thread;
 
 	hit(cookie);
-	if (!process || !thread || is_inner_call(ctx, &thread->call, cookie))
+	if (!process)
+		return 0;
+	if (class == CLASS_REGISTER) {
+		register_function(ctx, process, id >> 32);
+		return 0;
+	}
+	thread = thread_of(id);
+	if (!thread || is_inner_call(ctx, &thread->call, cookie, now))
 		return 0;
 	process->flags |= DRIVER(cookie) ? PROCESS_DRIVER : PROCESS_RUNTIME;
 	keep_call(ctx, &thread->call, cookie, now);

@@ -88,8 +88,7 @@ gf_inline int is_inner_launch(struct thread *thread, __u64 sp, __u64 mark)
 	return 0;
 }
 
-gf_inline int count_launch(struct pt_regs *ctx, __u64 cookie, __u64 function, __u32 kind, const struct shape *shape,
-			   __u64 mark)
+gf_inline int count_launch(struct pt_regs *ctx, __u64 cookie, __u64 function, __u32 kind, const struct shape *shape)
 {
 	__u64 id = bpf_get_current_pid_tgid(), now = bpf_ktime_get_ns();
 	__u32 tgid = id >> 32, zero = 0;
@@ -105,6 +104,8 @@ gf_inline int count_launch(struct pt_regs *ctx, __u64 cookie, __u64 function, __
 		return 0;
 	driver_hooked = gf_lookup(settings, &zero);
 	if (driver_hooked && *driver_hooked) {
+		__u64 mark = kind == LAUNCH_GRAPH ? function : mark_of(shape);
+
 		thread = thread_of(id);
 		if (thread && DRIVER(cookie)) {
 			if (is_inner_launch(thread, GF_SP(ctx), mark)) {
@@ -178,95 +179,93 @@ gf_inline int count_launch(struct pt_regs *ctx, __u64 cookie, __u64 function, __
 }
 
 /* cudaLaunchKernel(func, grid, block, args, shared, stream): a dim3 by value is two words, xy and z. */
-GF_UPROBE(cuda_launch)
+gf_inline void runtime_shape(struct pt_regs *ctx, struct shape *shape)
 {
 	__u64 xy = GF_ARG2(ctx), block_xy = GF_ARG4(ctx);
-	struct shape shape = {};
 #if defined(__TARGET_ARCH_x86)
 	__u64 words[2] = {};
 
 	if (bpf_probe_read_user(words, sizeof(words), (void *)(GF_SP(ctx) + 8)) < 0)
 		gf_loss(LOSS_ARGUMENTS);
-	shape.shared = words[0];
-	shape.stream = words[1];
+	shape->shared = words[0];
+	shape->stream = words[1];
 #else
-	shape.shared = GF_ARG7(ctx);
-	shape.stream = GF_ARG8(ctx);
+	shape->shared = GF_ARG7(ctx);
+	shape->stream = GF_ARG8(ctx);
 #endif
-	shape.grid[0] = xy;
-	shape.grid[1] = xy >> 32;
-	shape.grid[2] = GF_ARG3(ctx);
-	shape.block[0] = block_xy;
-	shape.block[1] = block_xy >> 32;
-	shape.block[2] = GF_ARG5(ctx);
-	return count_launch(ctx, gf_cookie(ctx), GF_ARG1(ctx), LAUNCH_RUNTIME, &shape, mark_of(&shape));
+	shape->grid[0] = xy;
+	shape->grid[1] = xy >> 32;
+	shape->grid[2] = GF_ARG3(ctx);
+	shape->block[0] = block_xy;
+	shape->block[1] = block_xy >> 32;
+	shape->block[2] = GF_ARG5(ctx);
+}
+
+/* cuLaunchKernel(function, grid x y z, block x y z, shared, stream, …). */
+gf_inline void driver_shape(struct pt_regs *ctx, struct shape *shape)
+{
+	shape->grid[0] = GF_ARG2(ctx);
+	shape->grid[1] = GF_ARG3(ctx);
+	shape->grid[2] = GF_ARG4(ctx);
+	shape->block[0] = GF_ARG5(ctx);
+	shape->block[1] = GF_ARG6(ctx);
+	shape->block[2] = GF_ARG7(ctx);
+	shape->shared = GF_ARG8(ctx);
+#if defined(__TARGET_ARCH_x86)
+	shape->stream = gf_stack_arg(ctx, 2);
+#else
+	shape->stream = gf_stack_arg(ctx, 0);
+#endif
 }
 
 /* cudaLaunchKernelExC and cuLaunchKernelEx(config, function, …). */
-GF_UPROBE(cuda_launch_config)
+gf_inline void config_shape(struct pt_regs *ctx, struct shape *shape)
 {
-	__u64 cookie = gf_cookie(ctx);
 	struct launch_config config = {};
-	struct shape shape = {};
 
 	if (bpf_probe_read_user(&config, sizeof(config), (void *)GF_ARG1(ctx)) < 0)
 		gf_loss(LOSS_ARGUMENTS);
 	for (int i = 0; i < 3; i++) {
-		shape.grid[i] = config.grid[i];
-		shape.block[i] = config.block[i];
+		shape->grid[i] = config.grid[i];
+		shape->block[i] = config.block[i];
 	}
-	shape.shared = config.shared;
-	shape.stream = config.stream;
-	return count_launch(ctx, cookie, GF_ARG2(ctx), DRIVER(cookie) ? LAUNCH_DRIVER : LAUNCH_RUNTIME, &shape,
-			    mark_of(&shape));
+	shape->shared = config.shared;
+	shape->stream = config.stream;
 }
 
-/* cuLaunchKernel(function, grid x y z, block x y z, shared, stream, …). */
-GF_UPROBE(cuda_launch_driver)
+GF_UPROBE(cuda_launch)
 {
+	__u64 cookie = gf_cookie(ctx), function = GF_ARG1(ctx);
+	__u32 kind = DRIVER(cookie) ? LAUNCH_DRIVER : LAUNCH_RUNTIME;
 	struct shape shape = {};
 
-	shape.grid[0] = GF_ARG2(ctx);
-	shape.grid[1] = GF_ARG3(ctx);
-	shape.grid[2] = GF_ARG4(ctx);
-	shape.block[0] = GF_ARG5(ctx);
-	shape.block[1] = GF_ARG6(ctx);
-	shape.block[2] = GF_ARG7(ctx);
-	shape.shared = GF_ARG8(ctx);
-#if defined(__TARGET_ARCH_x86)
-	shape.stream = gf_stack_arg(ctx, 2);
-#else
-	shape.stream = gf_stack_arg(ctx, 0);
-#endif
-	return count_launch(ctx, gf_cookie(ctx), GF_ARG1(ctx), LAUNCH_DRIVER, &shape, mark_of(&shape));
-}
-
-/* cudaGraphLaunch and cuGraphLaunch(executable graph, stream). */
-GF_UPROBE(cuda_launch_graph)
-{
-	struct shape shape = {};
-
-	shape.stream = GF_ARG2(ctx);
-	return count_launch(ctx, gf_cookie(ctx), GF_ARG1(ctx), LAUNCH_GRAPH, &shape, GF_ARG1(ctx));
+	if (CLASS(cookie) == CLASS_LAUNCH) {
+		if (kind == LAUNCH_RUNTIME)
+			runtime_shape(ctx, &shape);
+		else
+			driver_shape(ctx, &shape);
+	} else if (CLASS(cookie) == CLASS_LAUNCH_CONFIG) {
+		function = GF_ARG2(ctx);
+		config_shape(ctx, &shape);
+	} else { /* cudaGraphLaunch and cuGraphLaunch(executable graph, stream) */
+		kind = LAUNCH_GRAPH;
+		shape.stream = GF_ARG2(ctx);
+	}
+	return count_launch(ctx, cookie, function, kind, &shape);
 }
 
 /* __cudaRegisterFunction(fat binary, host function, device function, device name, …): once per kernel when a program starts
  * (tens of thousands with PyTorch), so only the address of the name is kept, and the name read when it is launched. */
-GF_UPROBE(cuda_register)
+gf_inline void register_function(struct pt_regs *ctx, struct process *process, __u32 tgid)
 {
 	struct handle_key key = {};
 	__u64 text = GF_ARG4(ctx);
-	struct process *process;
 
-	key.tgid = bpf_get_current_pid_tgid() >> 32;
+	key.tgid = tgid;
 	key.handle = GF_ARG2(ctx);
-	hit(gf_cookie(ctx));
-	process = process_of(key.tgid, bpf_ktime_get_ns());
-	if (process)
-		process->flags |= PROCESS_REGISTERED;
+	process->flags |= PROCESS_REGISTERED;
 	if (gf_update(registered, &key, &text))
 		gf_loss(LOSS_REGISTERED);
-	return 0;
 }
 
 #endif

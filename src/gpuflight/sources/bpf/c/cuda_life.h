@@ -44,6 +44,7 @@ GF_UPROBE(cuda_environment)
 	__u64 name[3] = {};
 	__u8 next = 0;
 
+	hit(cookie);
 	if (bpf_probe_read_user_str(name, sizeof(name), (void *)name_at) < 0)
 		return 0;
 	length = our_variable(name, &next);

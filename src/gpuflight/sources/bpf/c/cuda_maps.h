@@ -8,8 +8,7 @@
 
 #include "cuda.h"
 
-/* [0]: 1 while launches of libcuda are hooked too, so that launches of libcudart have to leave a mark. */
-GF_ARRAY(settings, __u64, 1);
+GF_ARRAY(settings, __u64, SETTINGS); /* enum setting */
 GF_PERCPU_ARRAY(hits, __u64, 1024); /* calls by FILE_NUMBER */
 GF_HASH(processes, __u32, struct process, 4096);
 GF_HASH(threads, __u64, struct thread, 8192);

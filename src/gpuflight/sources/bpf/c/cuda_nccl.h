@@ -17,7 +17,7 @@ GF_UPROBE(nccl_call)
 	struct thread *thread = thread_of(id);
 
 	hit(cookie);
-	if (process && thread && !is_inner_call(ctx, &thread->nccl, cookie))
+	if (process && thread && !is_inner_call(ctx, &thread->nccl, cookie, now))
 		keep_call(ctx, &thread->nccl, cookie, now);
 	return 0;
 }
