@@ -153,6 +153,16 @@ class ElementRule(Rule):
     every_round: ClassVar[bool] = False
     """Judge all elements of the kind in every round: for rules that also look at other elements. Small kinds only."""
 
+    gpu_users_only: ClassVar[bool] = False
+    """Judge only processes that use a GPU (an ``Access`` edge leads to one)."""
+
+    time_matters: ClassVar[bool] = True
+    """With ``histories`` and no screens: judge in every round, since means move although nothing changes. False for
+    counters, where only a change of the element can make it fire."""
+
+    every_rounds: ClassVar[int] = 1
+    """Judge each element only so often: for what takes hours to show, and looks at many elements."""
+
     @classmethod
     def subjects(cls) -> tuple[type[Entity] | type[Edge], ...]:
         """``subject`` as a tuple."""

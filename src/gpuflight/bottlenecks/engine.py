@@ -34,7 +34,7 @@ _GAP = 5.0
 _SURVEY_ROUNDS = 12
 """In so many rounds every rule is asked once what it cannot judge: once a minute at the default interval."""
 _SURVEY_ELEMENTS = 64
-_SURVEY_LOOKS = 4096
+_SURVEY_LOOKS = 1024
 _NOTES = 8
 
 Subscribers = Callable[[], Sequence[Any]]
@@ -203,13 +203,15 @@ class Engine:
         """What is judged in this round: what met a screen, what is under watch, and the rules of every round."""
         due: dict[tuple[str, Key], tuple[ElementRule, Any]] = {}
         for rule, element in met:
-            due[(rule.name, key_of(element))] = (rule, element)
+            if rule.every_rounds > 1:
+                self._index.watch(rule, key_of(element))
+            else:
+                due[(rule.name, key_of(element))] = (rule, element)
         graph = self._window.round.graph
-        for key, rules in self._index.watched.items():
+        for key, rule in self._index.under_watch(self._window.rounds_count):
             element = graph.nodes.get(key) if isinstance(key, str) else graph.edges.get(key)
             if element is not None:
-                for name, rule in rules.items():
-                    due.setdefault((name, key), (rule, element))
+                due.setdefault((rule.name, key), (rule, element))
         for rule in self._element_rules:
             if rule.every_round:
                 for kind in rule.subjects():
@@ -230,27 +232,26 @@ class Engine:
             verdict = Verdict(state="unknown", reason=str(reason))
         except Exception as error:  # noqa: BLE001 - a rule that throws costs that rule this round
             self._fail(rule, error)
-            self._index.watched.setdefault(key, {})[rule.name] = rule  # asked again, though nothing may change
+            self._index.watch(rule, key)  # asked again, though nothing may change
             return
         if verdict.state == "fired":
             verdict.subject = verdict.subject or element.id
             since_s = max(self._index.first_seen_s.get(key, window.started_s), window.started_s)
             self._fired(rule, verdict, key, ready=window.now_s - since_s >= rule.warm_up_s)
-            self._index.watched.setdefault(key, {})[rule.name] = rule
+            self._index.watch(rule, key)
             return
         if track is not None:
             ended = track.clear(window.now_s) if verdict.state == "clear" else track.unknown(window.now_s)
             if ended is not None:
                 cleared.append(ended)
-        may_fire_unchanged = self._index.meets_screens(rule, element) if rule.screens else bool(rule.histories)
-        if may_fire_unchanged or (track is not None and not track.idle):
-            self._index.watched.setdefault(key, {})[rule.name] = rule
+        if rule.screens:
+            waits = self._index.meets_screens(rule, element)
+        else:  # a history that is too short yet will be long enough though the element stays as it is
+            waits = bool(rule.histories) and (rule.time_matters or verdict.state == "unknown")
+        if waits or (track is not None and not track.idle):
+            self._index.watch(rule, key)
         else:
-            row = self._index.watched.get(key)
-            if row is not None:
-                row.pop(rule.name, None)
-                if not row:
-                    del self._index.watched[key]
+            self._index.unwatch(rule, key)
 
     def _judge_group(self, rule: GroupRule, cleared: list[Finding]) -> None:
         window = self._window

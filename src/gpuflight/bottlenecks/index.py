@@ -6,8 +6,9 @@ Everything here is brought up to date by a round's difference, so an element tha
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
+from zlib import crc32
 
 from gpuflight.bottlenecks.base import MASS_KINDS, ElementRule, Rule, Screen
 from gpuflight.bottlenecks.overrides import Overrides
@@ -27,6 +28,8 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 _FOLDING = (edge_kinds.Access, edge_kinds.Host, edge_kinds.Own)
 """Kinds of edge that folding follows (folding.py)."""
 
+_GPUS = ("GPU(", "MigInstance(")
+
 Gate = tuple[ElementRule, str | None, Callable[[Any, Any], bool] | None, Any]
 """A rule with one screen: metric, comparison, limit; without comparison it is an attribute; without name all pass."""
 Met = list[tuple[ElementRule, Any]]
@@ -38,10 +41,12 @@ class Index:
     def __init__(self, rules: Sequence[Rule], overrides: Overrides) -> None:
         self._overrides = overrides
         element_rules = [rule for rule in rules if isinstance(rule, ElementRule)]
-        self._gates = self._make_gates(element_rules)
+        self._gates = self._make_gates([rule for rule in element_rules if not rule.gpu_users_only])
+        self._user_gates = self._make_gates([rule for rule in element_rules if rule.gpu_users_only])
         self._wanted = _wanted_histories(rules)
         self._kept = _kept_kinds(rules, element_rules)
-        self._concerned = {*self._gates, *self._wanted, *self._kept}
+        self._own_gates = {rule.name: self._gates_of(rule) for rule in element_rules}
+        self._concerned = {*self._gates, *self._user_gates, *self._wanted, *self._kept}
         self._relations = {*_FOLDING, *(kind for rule in rules for kind in rule.relations)}
         self._warm = {kind for rule in element_rules if rule.warm_up_s > 0 for kind in rule.subjects()}
         self.by_kind: dict[type[Any], dict[Key, Any]] = {}
@@ -50,11 +55,16 @@ class Index:
         self.histories: dict[Key, dict[str, Series]] = {}
         self.first_seen_s: dict[Key, float] = {}
         self.watched: dict[Key, dict[str, ElementRule]] = {}
+        self.gpu_users: set[str] = set()
+        self._slow = [rule for rule in element_rules if rule.every_rounds > 1]
+        self.slow: dict[tuple[str, int], dict[Key, ElementRule]] = {}
+        """Under watch of rules that judge each element only every so many rounds, by rule and turn."""
 
     def clear(self) -> None:
         """Forget everything."""
-        for table in (self.by_kind, self.out, self.into, self.histories, self.first_seen_s, self.watched):
+        for table in (self.by_kind, self.out, self.into, self.histories, self.first_seen_s, self.watched, self.slow):
             table.clear()
+        self.gpu_users.clear()
 
     def take(self, done: Round, now_s: float, first: bool) -> Met:
         """Bring everything up to date with a round; (rule, element) for what changed and meets a screen."""
@@ -74,11 +84,16 @@ class Index:
                 self._drop(edge_key, kind)
                 self._unlink(edge_key, kind)
         met: Met = []
-        for elements in (nodes_added, nodes_changed, edges_added, edges_changed):
-            self._look_over(elements, now_s, met)
+        users = self.gpu_users.copy()
         for edge in edges_added:
             if type(edge) in self._relations:
                 self._link(edge)
+        for entity_id in self.gpu_users - users:  # which need not have changed itself
+            user = done.graph.nodes.get(entity_id)
+            if user is not None:
+                _pass_gates(user, self._user_gates.get(type(user), ()), met)
+        for elements in (nodes_added, nodes_changed, edges_added, edges_changed):
+            self._look_over(elements, now_s, met)
         if self._warm:
             for entity in nodes_added:
                 if type(entity) in self._warm:
@@ -87,6 +102,7 @@ class Index:
 
     def _look_over(self, elements: Iterable[Any], now_s: float, met: Met) -> None:
         concerned, gates, wanted, kept, by_kind = self._concerned, self._gates, self._wanted, self._kept, self.by_kind
+        user_gates, users = self._user_gates, self.gpu_users
         for element in elements:
             kind = type(element)
             if kind not in concerned:
@@ -99,23 +115,42 @@ class Index:
             if kind in wanted:
                 self._remember(element, wanted[kind], now_s)
             if kind in gates:
-                metrics = element.metrics
-                for rule, name, compare, limit in gates[kind]:
-                    if compare is not None:
-                        if name in metrics and compare(metrics[name], limit):
-                            met.append((rule, element))
-                    elif name is None or element.attributes.get(name) in limit:
-                        met.append((rule, element))
+                _pass_gates(element, gates[kind], met)
+            if kind in user_gates and element.id in users:
+                _pass_gates(element, user_gates[kind], met)
+
+    def watch(self, rule: ElementRule, key: Key) -> None:
+        """Judge the element again in the next round, or when it is its turn, though it may not change."""
+        if rule.every_rounds > 1:
+            self.slow.setdefault((rule.name, _turn(key, rule.every_rounds)), {})[key] = rule
+        else:
+            self.watched.setdefault(key, {})[rule.name] = rule
+
+    def unwatch(self, rule: ElementRule, key: Key) -> None:
+        """Leave the element alone until it changes."""
+        if rule.every_rounds > 1:
+            self.slow.get((rule.name, _turn(key, rule.every_rounds)), {}).pop(key, None)
+            return
+        row = self.watched.get(key)
+        if row is not None:
+            row.pop(rule.name, None)
+            if not row:
+                del self.watched[key]
+
+    def under_watch(self, round_number: int) -> Iterator[tuple[Key, ElementRule]]:
+        """What is to be judged in this round whether it changed or not."""
+        for key, rules in self.watched.items():
+            for rule in rules.values():
+                yield key, rule
+        for rule in self._slow:
+            for key in self.slow.get((rule.name, round_number % rule.every_rounds), ()):
+                yield key, rule
 
     def meets_screens(self, rule: ElementRule, element: Any) -> bool:
         """Whether any screen of the rule lets the element through."""
-        return any(self._meets(rule, screen, element) for screen in rule.screens)
-
-    def _meets(self, rule: Rule, screen: Screen, element: Any) -> bool:
-        if screen.comparison == "in":
-            return element.attributes.get(screen.metric) in self._screen_limit(rule, screen)
-        value = element.metrics.get(screen.metric)
-        return value is not None and COMPARE[screen.comparison](value, self._screen_limit(rule, screen))
+        met: Met = []
+        _pass_gates(element, self._own_gates[rule.name], met)
+        return bool(met)
 
     def restart(self) -> None:
         """Rounds were missed: the past says nothing about now."""
@@ -138,15 +173,15 @@ class Index:
     def _make_gates(self, rules: Sequence[ElementRule]) -> dict[type[Any], list[Gate]]:
         gates: dict[type[Any], list[Gate]] = {}
         for rule in rules:
-            if rule.every_round:
-                continue
-            for kind in rule.subjects():
-                row = gates.setdefault(kind, [])
-                if not rule.screens:
-                    row.append((rule, None, None, None))
-                for screen in rule.screens:
-                    row.append((rule, screen.metric, COMPARE.get(screen.comparison), self._screen_limit(rule, screen)))
+            if not rule.every_round:
+                for kind in rule.subjects():
+                    gates.setdefault(kind, []).extend(self._gates_of(rule))
         return gates
+
+    def _gates_of(self, rule: ElementRule) -> list[Gate]:
+        if not rule.screens:
+            return [(rule, None, None, None)]
+        return [(rule, s.metric, COMPARE.get(s.comparison), self._screen_limit(rule, s)) for s in rule.screens]
 
     def _screen_limit(self, rule: Rule, screen: Screen) -> Any:
         return self._overrides.loosest(rule, screen.limit) if isinstance(screen.limit, str) else screen.limit
@@ -173,11 +208,15 @@ class Index:
         self.first_seen_s.pop(key, None)
         self.histories.pop(key, None)
         self.watched.pop(key, None)
+        for rule in self._slow:
+            self.unwatch(rule, key)
 
     def _link(self, edge: Edge) -> None:
         kind = type(edge)
         self.out.setdefault((edge.source, kind), {})[edge.target] = None
         self.into.setdefault((edge.target, kind), {})[edge.source] = None
+        if kind is edge_kinds.Access and edge.target.startswith(_GPUS):
+            self.gpu_users.add(edge.source)
 
     def _unlink(self, key: EdgeKey, kind: type[Edge] | None) -> None:
         if kind is None or kind not in self._relations:
@@ -189,6 +228,25 @@ class Index:
                 row.pop(far, None)
                 if not row:
                     del table[(near, kind)]
+        if kind is edge_kinds.Access and target.startswith(_GPUS):
+            left = self.out.get((source, kind), {})
+            if not any(other.startswith(_GPUS) for other in left):
+                self.gpu_users.discard(source)
+
+
+def _turn(key: Key, rounds: int) -> int:
+    """In which of so many rounds an element is judged; the same in every run."""
+    return crc32((key if isinstance(key, str) else key[0]).encode("utf-8", "surrogatepass")) % rounds
+
+
+def _pass_gates(element: Any, gates: Iterable[Gate], met: Met) -> None:
+    metrics = element.metrics
+    for rule, name, compare, limit in gates:
+        if compare is not None:
+            if name in metrics and compare(metrics[name], limit):
+                met.append((rule, element))
+        elif name is None or element.attributes.get(name) in limit:
+            met.append((rule, element))
 
 
 def _wanted_histories(rules: Sequence[Rule]) -> dict[type[Any], dict[str, float]]:

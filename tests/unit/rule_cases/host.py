@@ -27,7 +27,8 @@ def process(without: str = "", pid: int = 77, **other: Any) -> nodes.Process:
     """A healthy training process, but for what is named."""
     metrics: dict[str, Any] = {
         "cpu_pct": 95.0, "rss_bytes": 20 * GIB, "threads_count": 40, "fds_count": 200, "major_faults_per_s": 0.0,
-        "minor_faults_per_s": 50.0, "context_switches_voluntary_per_s": 900.0, "context_switches_involuntary_per_s": 20.0,
+        "minor_faults_per_s": 50.0, "context_switches_voluntary_per_s": 900.0,
+        "context_switches_involuntary_per_s": 20.0,
     }  # fmt: skip
     attributes: dict[str, Any] = {"name": "python", "state": "R", "ppid": 70, "cpus_allowed": "0-63"}
     for name, value in other.items():

@@ -119,6 +119,7 @@ class FewCpus(ElementRule):
         Need(kind=nodes.GPU, metrics=(_UTIL,), given_by="nvml"),
     )
     screens = (Screen("cpu_pct", ">", "cpu"),)
+    gpu_users_only = True
     thresholds = {
         "cpus_count": Threshold(
             value=2, unit="CPUs", source="reports on SLURM and OMP pinning", guess=True, falling=True

@@ -51,6 +51,7 @@ class PcieReplays(ElementRule):
     }
     persist_rounds = 1
     histories = {nodes.GPU: {"pcie_replays_count": 300.0}}
+    time_matters = False
     explains = ("pcie_degraded",)
     advice = "seat the card anew, check riser and cables; if it stays, replace the card"
     verify = "nvidia-smi --query-gpu=index,pcie.replay.counter --format=csv -l 60"
@@ -98,6 +99,7 @@ class NvlinkErrors(ElementRule):
     guard = "the GPU has NVLinks and at least one of them is up (with all down it is just not bridged)"
     persist_rounds = 1
     histories = {nodes.GPU: {"nvlink_errors_count": 300.0}}
+    time_matters = False
     explains = ("exposed_communication", "slow_collective", "no_p2p", "straggler_rank", "asymmetric_nvlink")
     advice = "look for NVLink messages (Xid 74) in dmesg; reset the GPU; if links stay down, reseat or replace it"
     verify = "nvidia-smi nvlink --status && nvidia-smi nvlink -e"

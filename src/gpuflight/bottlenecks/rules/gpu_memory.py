@@ -39,6 +39,7 @@ class MemoryErrors(ElementRule):
     histories = {
         nodes.GPU: {"ecc_uncorrected_volatile_count": _ECC_WINDOW_S, "ecc_corrected_volatile_count": _ECC_WINDOW_S}
     }
+    time_matters = False
     explains = ("gpu_lost", "straggler_rank")
     advice = "drain the node and reset the GPU so that rows are remapped; if remapping failed, have it replaced"
     verify = "nvidia-smi -q -d ECC,ROW_REMAPPER,PAGE_RETIREMENT"
@@ -99,6 +100,7 @@ class GpuMemoryNearFull(ElementRule):
     }
     persist_s = 60.0
     histories = {nodes.GPU: {"memory_used_bytes": 300.0}}
+    time_matters = False
     relations = (edges.Access,)
     advice = "smaller batch, gradient checkpointing, or a cap of the cache (gpu_memory_utilization, max_split_size_mb)"
     verify = "nvidia-smi --query-gpu=index,memory.used,memory.total --format=csv -l 10"
@@ -137,6 +139,7 @@ class MemoryFragmentation(ElementRule):
         "unused": Threshold(value=20, clear_at=15, unit="% of what is reserved", source="PyTorch counters", guess=True)
     }
     histories = {nodes.Session: {"allocator_retries_count": 600.0}}
+    time_matters = False
     persist_rounds = 1
     advice = "PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, and fewer different sizes"
     verify = "python -c 'import torch; print(torch.cuda.memory_summary())'  # in the program"

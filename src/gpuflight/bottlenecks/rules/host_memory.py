@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from gpuflight.bottlenecks.base import CLEAR, ElementRule, Need, Screen, Threshold, Verdict
 from gpuflight.bottlenecks.window import Look, told
 from gpuflight.graph import edges, nodes
@@ -17,6 +19,7 @@ class MajorFaults(ElementRule):
     subject = nodes.Process
     needs = (Need(kind=nodes.Process, metrics=("major_faults_per_s",), given_by="process_tree"),)
     screens = (Screen("major_faults_per_s", ">", "faults"),)
+    gpu_users_only = True
     thresholds = {"faults": Threshold(value=100, clear_at=50, unit="1/s", source="ours", guess=True)}
     guard = "the process uses a GPU; its first minutes are excluded"
     warm_up_s = 120.0
@@ -96,6 +99,7 @@ class MemoryPressure(ElementRule):
         nodes.Pod: {"oom_kills_count": 600.0},
         nodes.Unit: {"oom_kills_count": 600.0},
     }
+    time_matters = False
     explains = ("major_faults", "memory_stall")
     advice = "find who grows (gpuflight describe), raise the limit, or use fewer workers"
     verify = "free -h; grep oom_kill /proc/vmstat; cat /sys/fs/cgroup/<path>/memory.events"
@@ -150,6 +154,7 @@ class MemoryLeak(ElementRule):
     subject = nodes.Process
     needs = (Need(kind=nodes.Process, metrics=("rss_bytes",), given_by="process_tree"),)
     screens = (Screen("rss_bytes", ">", "least"),)
+    every_rounds = 12
     thresholds = {
         "growth": Threshold(value=10, clear_at=7, unit="% an hour", source="Coroot, memory leak: 10 % an hour"),
         "least": Threshold(value=1 << 30, unit="bytes", source="smaller ones are left alone", guess=True),
@@ -173,7 +178,7 @@ class MemoryLeak(ElementRule):
         halves = [
             series.mean(look.window.now_s - back, 1800.0) or 0.0 for back in (0.0, 1800.0, 3600.0, 5400.0, 7200.0)
         ]
-        grew_throughout = all(later > earlier for later, earlier in zip(halves, halves[1:], strict=False))
+        grew_throughout = all(later > earlier for later, earlier in pairwise(halves))
         if per_hour <= look.limit("growth") or not grew_throughout:
             return CLEAR
         return look.fired(

@@ -63,6 +63,7 @@ class DiskFills(ElementRule):
     guard = "it is storage (not memory, not a read-only image), and it can be written"
     persist_s = 10.0
     histories = {nodes.Mount: {"free_bytes": _FILL_WINDOW_S}}
+    time_matters = False
     advice = "delete old checkpoints and caches (du -xh --max-depth=2 <path> | sort -h), or move them"
     verify = "df -h <path>"
 

@@ -6,6 +6,9 @@ from gpuflight.bottlenecks.base import CLEAR, ElementRule, Need, Screen, Thresho
 from gpuflight.bottlenecks.window import Look
 from gpuflight.graph import edges, nodes
 
+_KTHREADD = 2
+"""pid of the parent of all threads of the kernel."""
+
 
 class ContextSwitchStorm(ElementRule):
     """A process is switched off its CPU against its will thousands of times a second."""
@@ -95,17 +98,11 @@ class StuckProcess(ElementRule):
 
     def judge(self, look: Look) -> Verdict:
         state = look.attribute("state")
-        if (
-            state not in ("D", "Z")
-            or look.element.attributes.get("kernel_thread")
-            or "cmdline" not in look.element.attributes
-        ):
+        if state not in ("D", "Z") or _KTHREADD in (look.element.pid, look.element.attributes.get("ppid")):
             return CLEAR
         gpus = look.window.gpus_of(look.element)
         near = bool(gpus) or str(look.element.attributes.get("name", "")).startswith(("nvidia", "nv-"))
-        what = (
-            "waits in the kernel and cannot be killed" if state == "D" else "is dead and its parent does not collect it"
-        )
+        what = "waits in the kernel and cannot be killed" if state == "D" else "is dead and not collected by its parent"
         return look.fired(
             f"{look.label} {what}, for 5 minutes at least",
             [look.saw("state")],
