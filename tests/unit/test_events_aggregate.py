@@ -137,8 +137,8 @@ def test_each_launch_has_one_detail(
         launches, details = sorted(launches), sorted(details)
     elif order == "one after the other":
         launches = [(i, kernel) for i, (_, kernel) in enumerate(launches)]
-    kernel_of = {corr: kernel for corr, kernel in reversed(launches)}  # the first of those with one number
-    shape_of = {corr: shape for corr, shape in reversed(details)}
+    kernel_of = dict(reversed(launches))  # the first of those with one number
+    shape_of = dict(reversed(details))
     expected: dict[int, list[int]] = {}
     for corr, shape in shape_of.items():
         if corr in kernel_of:

@@ -548,10 +548,10 @@ def test_g14_line_ends_blank_lines_and_broken_text() -> None:
 def test_g14_a_line_of_megabytes_is_read_one_above_the_limit_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    ptx = line("ptx_disassembly", function_name="f", arch="sm_90", ptx="x" * 3_000_000)
+    ptx = line("ptx_disassembly", function_name="f", arch="sm_90", ptx="x" * 5_000_000)
     session_folder(tmp_path, {"device.1.log.gz": start() + ptx + kernels([[0, 1, 7, 5, 1]]) + shutdown()})
     batches, ledger = read(tmp_path)
-    assert len(rows(batches, "ptx")[0]["ptx"]) == 3_000_000 and not losses(ledger)
+    assert len(rows(batches, "ptx")[0]["ptx"]) == 5_000_000 and not losses(ledger)
     from gpuflight.events.files import reader
 
     monkeypatch.setattr(reader, "Lines", lambda place, ledger: reader_lines(place, ledger, 2_000_000))

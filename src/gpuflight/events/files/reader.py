@@ -22,7 +22,7 @@ from gpuflight.events.format.repair import is_whole
 from gpuflight.events.ledger import Ledger, Place
 
 _AHEAD = 4
-_PIECE_BYTES = 2 << 20
+_PIECE_BYTES = 3 << 20
 """Decoded at a time: less, and calls of numpy cost more than what they do; more, and it leaves the caches."""
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 

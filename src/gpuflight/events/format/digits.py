@@ -63,6 +63,24 @@ def parse(view: Any, ends: Any, lengths: Any) -> tuple[Any, Any]:
     return values, good
 
 
+def parse_columns(view: Any, ends: Any, lengths: Any) -> tuple[Any, Any]:
+    """The same for several columns, a row of ``ends`` and ``lengths`` for each: those of one length go together."""
+    np = numpy()
+    if not ends.size:
+        return np.empty(ends.shape, dtype=np.uint64), np.empty(ends.shape, dtype=bool)
+    alike: dict[int, list[int]] = {}
+    for j, (least, most) in enumerate(zip(lengths.min(axis=1).tolist(), lengths.max(axis=1).tolist(), strict=True)):
+        alike.setdefault(most if least == most else -1, []).append(j)
+    if len(alike) == 1:
+        values, good = parse(view, ends.ravel(), lengths.ravel())
+        return values.reshape(ends.shape), good.reshape(ends.shape)
+    values, good = np.empty(ends.shape, dtype=np.uint64), np.empty(ends.shape, dtype=bool)
+    for chosen in alike.values():
+        parsed, are_numbers = parse(view, ends[chosen].ravel(), lengths[chosen].ravel())
+        values[chosen], good[chosen] = parsed.reshape(len(chosen), -1), are_numbers.reshape(len(chosen), -1)
+    return values, good
+
+
 def _of_one_length(view: Any, ends: Any, length: int) -> tuple[Any, Any]:
     """The same for numbers of 1-19 digits, which all fit. What they have in common, as times do, is read once."""
     np = numpy()
@@ -118,7 +136,7 @@ def columns(data: bytes, ends: Any, lengths: Any) -> Any | None:
         return None
     view, content = words(data), np.frombuffer(data, dtype=np.uint8)
     values = np.empty(ends.shape, dtype=np.uint64)
-    long: dict[int, list[int]] = {}  # by the length of all numbers of a column
+    long = []
     for j, (least, most) in enumerate(zip(shortest, longest, strict=True)):
         if most == 1:
             np.subtract(content[ends[j] - 1], 48, out=values[j], dtype=np.uint8, casting="unsafe")
@@ -132,12 +150,11 @@ def columns(data: bytes, ends: Any, lengths: Any) -> Any | None:
             if (values[j] < _tables().least[digits]).any():
                 return None
         else:
-            long.setdefault(most if least == most else -j, []).append(j)
-    for chosen in long.values():
-        parsed, good = parse(view, ends[chosen].ravel(), lengths[chosen].ravel())
+            long.append(j)
+    if long:
+        values[long], good = parse_columns(view, ends[long], lengths[long])
         if not good.all():
             return None
-        values[chosen] = parsed.reshape(len(chosen), -1)
     return values
 
 

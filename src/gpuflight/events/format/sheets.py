@@ -11,7 +11,7 @@ import math
 from typing import Any
 
 from gpuflight.events.arrays import numpy
-from gpuflight.events.format.digits import MOST_DIGITS, parse, words
+from gpuflight.events.format.digits import MOST_DIGITS, parse_columns, words
 from gpuflight.events.format.found import Found
 from gpuflight.events.format.texts import Texts
 
@@ -127,12 +127,12 @@ class Sheet:
         for known, (places, text) in zip(self._built, texts, strict=True):
             good &= known.proven(block.data, view, text, places)
         names = [name for group in self._groups for name in group]
-        values = {}
-        for name, (ends, lengths) in zip(names, numbers, strict=True):
-            values[name], digits = parse(view, ends, lengths)
-            good &= digits
-            if int(values[name].max()) > _MOST_VALUE:
-                good &= values[name] <= np.uint64(_MOST_VALUE)
+        ends, lengths = (np.array(column) for column in zip(*numbers, strict=True))
+        parsed, are_numbers = parse_columns(view, ends, lengths)
+        good &= are_numbers.all(axis=0)
+        if int(parsed.max()) > _MOST_VALUE:
+            good &= (parsed <= np.uint64(_MOST_VALUE)).all(axis=0)
+        values = dict(zip(names, parsed, strict=True))
         if not good.all():
             lines, chosen = lines[good], chosen[good]
             values = {name: column[good] for name, column in values.items()}
