@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from tests.fakes.cuda_answers import MAPS as CUDA_MAPS
 from tests.fakes.machine_answers import OWN_NETNS, POD_NETNS, RANK, SERVER, TRAINER, WORKER, FakeTape, answers
 from tests.fakes.memory_fs import MemoryFs
 from tests.fakes.sysfs_tree import Tree, hgx_host
@@ -245,7 +246,7 @@ def _base() -> MemoryFs:
         files, TRAINER, "python3", argv=["python3", "train.py", "--api-key=HUSH-option", "--lr", "0.1"],
         fds={0: "/dev/null", 3: "/dev/nvidia0", 4: "/dev/nvidia-uvm", 5: "socket:[601]", 6: "w:pipe:[7000]",
              7: "/dev/shm/ring", 8: "/memfd:arena (deleted)", 9: "socket:[651]"},
-        shared=_RING + _ARENA, cwd="/mnt/data/job", ticks=90_000, **pod,
+        shared=_RING + _ARENA + CUDA_MAPS, cwd="/mnt/data/job", ticks=90_000, **pod,
     )  # fmt: skip
     pod["nspids"] = f"{RANK}\t2"
     add_process(
@@ -278,6 +279,7 @@ def _add_machine(files: MemoryFs) -> None:
         "cpu  100 0 100 1000 10 0 0 0 0 0\ncpu0 100 0 100 1000 10 0 0 0 0 0\nctxt 1000\nbtime 1700000000\n",
     )
     write("/proc/meminfo", "MemTotal: 1000 kB\nMemAvailable: 500 kB\nSwapTotal: 100 kB\nSwapFree: 50 kB\n")
+    write("/proc/uptime", "40.00 20.00\n")
     write("/proc/loadavg", "0.5 0.4 0.3 1/200 999\n")
     write("/proc/sys/kernel/hostname", "node1\n")
     write("/proc/sys/kernel/osrelease", "6.8.0\n")

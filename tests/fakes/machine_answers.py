@@ -8,9 +8,11 @@ from collections import Counter
 from collections.abc import Callable
 
 import msgspec
-from tests.fakes.kernel_answers import kernel_answers
+from tests.fakes.cuda_answers import cuda_answers
+from tests.fakes.kernel_answers import FIRST_ROUND_S, kernel_answers
 from tests.fakes.nvml import NoCompiler, fake_nvml
 from tests.fakes.sockets import address_message, inet_message, tcp_info, unix_message
+from tests.fakes.user_probe_answers import user_probe_answers
 
 from gpuflight.collectors.fleet import Seen
 from gpuflight.errors import SourceUnavailable
@@ -81,6 +83,8 @@ def answers(clock: ManualClock) -> dict[tuple[str, str], bytes | Callable[[], by
         **kernel_answers(
             clock, server=SERVER, worker=WORKER, trainer=TRAINER, pod_netns=POD_NETNS, own_netns=OWN_NETNS
         ),
+        **user_probe_answers(clock, trainer=TRAINER, disk=259 << 20 | 1, nic=10),
+        **cuda_answers(clock, trainer=TRAINER, first_round_s=FIRST_ROUND_S),
         ("session_logs", "reading"): lambda: _sessions(clock),
     }
     snapshot = nvml_snapshot()

@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from gpuflight.collectors.base import Batch
-from gpuflight.collectors.cuda_kernels import GRAPH, FunctionNames, KernelLaunches, kernels_of
+from gpuflight.collectors.cuda_kernels import GRAPH, KernelLaunches, Kernels
 from gpuflight.collectors.cuda_metrics import (
     PINNED,
     collective_texts,
@@ -26,7 +26,7 @@ from gpuflight.collectors.cuda_places import Place
 from gpuflight.collectors.cuda_rows import Counters, Rows
 from gpuflight.collectors.cuda_statistics import StreamWork, Use, active_pct, cores_used
 from gpuflight.collectors.rates import FIRST_READING
-from gpuflight.graph import Entity, edges, nodes
+from gpuflight.graph import Edge, Entity, edges, nodes
 from gpuflight.sources.cuda_probe.rows import LEGACY_STREAM, StreamRow, per_thread_stream
 
 NOT_ALL_THE_TIME = "it launches more than the budget, so it is watched in some rounds only, and spans of work are cut"
@@ -49,7 +49,9 @@ class Shown(Struct):
     late: bool = False
     exit_code: int | None = None
     share: float = 1.0
-    """Of the time in which it is watched."""
+    """Of the time in which its launches are watched."""
+    watched: bool = True
+    """Whether they were since the last reading."""
     allocations: list[str] = field(default_factory=list)
     """The largest groups of memory that it holds."""
 
@@ -70,24 +72,33 @@ class Left(Struct):
     """Launches whose kernel has no name."""
 
 
-def add_process(
-    batch: Batch, shown: Shown, counters: Counters, names: FunctionNames, bounds: Bounds, left: Left
-) -> list[Use]:
-    """Add a process; what it uses of each GPU comes back, for ``add_uses`` once all are known."""
-    kernels = kernels_of(shown.pid, shown.rows.launches, names, counters)
-    process = _process(shown, kernels, counters, bounds)
-    batch.nodes.append(process)
-    streams = _add_streams(batch, shown, counters, bounds, left)
+class Added(Struct):
+    """One process in the picture: kernels apart, as they may stand for longer; ``uses`` for ``add_uses``."""
+
+    process: Entity
+    nodes: list[Entity] = field(default_factory=list)
+    edges: list[Edge] = field(default_factory=list)
+    kernels: list[Entity] = field(default_factory=list)
+    kernel_edges: list[Edge] = field(default_factory=list)
+    uses: list[Use] = field(default_factory=list)
+
+
+def add_process(shown: Shown, counters: Counters, known: Kernels, bounds: Bounds, left: Left) -> Added:
+    """Everything of one process. What it uses of each GPU becomes edges once that of all processes is known."""
+    kernels = known.of(shown.pid, shown.rows.launches, counters)
+    added = Added(_process(shown, kernels, counters, bounds))
+    streams = _add_streams(added, shown, counters, bounds, left)
     for kernel in kernels[: bounds.kernels]:
-        _add_kernel(batch, shown, kernel, streams, counters)
+        _add_kernel(added, shown, kernel, streams, counters)
     left.kernels += max(0, len(kernels) - bounds.kernels)
     left.unnamed += sum(kernel.launches for kernel in kernels if not kernel.named)
-    _add_copies(batch, shown, counters)
+    _add_copies(added, shown, counters)
     if shown.container:
         container = nodes.Container(container_id=shown.container)
-        batch.nodes.append(container)
-        batch.edges.append(edges.Host(container.id, shown.id))
-    return _uses(shown, counters)
+        added.nodes.append(container)
+        added.edges.append(edges.Host(container.id, shown.id))
+    added.uses = _uses(shown, counters)
+    return added
 
 
 def _process(shown: Shown, kernels: list[KernelLaunches], counters: Counters, bounds: Bounds) -> Entity:
@@ -101,7 +112,7 @@ def _process(shown: Shown, kernels: list[KernelLaunches], counters: Counters, bo
     attributes: dict[str, Any] = {"cuda_layers": list(shown.layers), "cuda_libraries": list(shown.libraries)}
     for name, texts in (
         ("cuda_errors", error_texts(shown.rows)),
-        ("cuda_wait_histogram", histogram(call for call in shown.rows.calls if call.waits)),
+        ("cuda_wait_ns_log2", histogram(call for call in shown.rows.calls if call.waits)),
         ("nccl_operations", collective_texts(shown.rows)),
         ("nccl_communicators", communicator_texts(shown.rows)),
         ("cuda_allocations", shown.allocations),
@@ -133,7 +144,7 @@ def _process(shown: Shown, kernels: list[KernelLaunches], counters: Counters, bo
 # --- streams and kernels ----------------------------------------------------------------------------------------------
 
 
-def _add_streams(batch: Batch, shown: Shown, counters: Counters, bounds: Bounds, left: Left) -> dict[int, nodes.Stream]:
+def _add_streams(added: Added, shown: Shown, counters: Counters, bounds: Bounds, left: Left) -> dict[int, nodes.Stream]:
     """The streams in use, by their handle. The default stream of several devices is one in the picture."""
     ordered = sorted((row for row in shown.rows.streams if not row.destroyed), key=lambda row: -row.busy_ns)
     found: dict[int, nodes.Stream] = {}
@@ -150,12 +161,12 @@ def _add_streams(batch: Batch, shown: Shown, counters: Counters, bounds: Bounds,
                 process=shown.id, stream=row.stream, attributes={"name": stream_name(row.stream)}
             )
             entity.metrics = {"launches_count": launches.get(row.stream, 0)}
-            batch.nodes.append(entity)
+            added.nodes.append(entity)
         _add_stream_facts(entity, row, shown, counters)
         place = shown.places.get(row.device)
         if place is not None and place.gpu is not None:
-            batch.nodes.append(place.gpu)
-            batch.edges.append(edges.RunOn(entity.id, place.gpu.id))
+            added.nodes.append(place.gpu)
+            added.edges.append(edges.RunOn(entity.id, place.gpu.id))
         elif place is not None:
             entity.unknown = {**(entity.unknown or {}), "gpu": place.reason}
     return found
@@ -185,7 +196,7 @@ def stream_name(stream: int) -> str:
 
 
 def _add_kernel(
-    batch: Batch, shown: Shown, kernel: KernelLaunches, streams: dict[int, nodes.Stream], counters: Counters
+    added: Added, shown: Shown, kernel: KernelLaunches, streams: dict[int, nodes.Stream], counters: Counters
 ) -> None:
     entity = nodes.Kernel(process=shown.id, name=kernel.name)
     entity.metrics = {"launches_count": kernel.launches}
@@ -199,25 +210,27 @@ def _add_kernel(
             "grid": "x".join(map(str, kernel.grid)),
             "block": "x".join(map(str, kernel.block)),
         }
-        entity.metrics["threads_mean_count"] = round(kernel.threads / kernel.launches, 1) if kernel.launches else 0
+        entity.metrics["threads_mean_count"] = round(kernel.threads / max(kernel.counted, 1), 1)
         entity.metrics["threads_max_count"] = kernel.threads_max
         entity.metrics["block_threads_max_count"] = kernel.block_threads_max
         entity.metrics["shared_max_bytes"] = kernel.shared_bytes_max
-    batch.nodes.append(entity)
-    batch.edges.append(edges.Launch(shown.id, entity.id, {}, edge_metrics))
+    if kernel.captured:
+        entity.metrics["captured_count"] = kernel.captured
+    added.kernels.append(entity)
+    added.kernel_edges.append(edges.Launch(shown.id, entity.id, {}, edge_metrics))
     for stream, lane in kernel.lanes.items():
         if stream in streams:
             sums: dict[str, int | float] = {"launches_count": lane.launches}
             if lane.new is not None and counters.seconds:
                 sums["launches_per_s"] = round(lane.new / counters.seconds, 3)
-            batch.edges.append(edges.RunOn(entity.id, streams[stream].id, {}, sums))
+            added.kernel_edges.append(edges.RunOn(entity.id, streams[stream].id, {}, sums))
 
 
 # --- copies
 # -------------------------------------------------------------------------------------------------------------
 
 
-def _add_copies(batch: Batch, shown: Shown, counters: Counters) -> None:
+def _add_copies(added: Added, shown: Shown, counters: Counters) -> None:
     """Copies between the program and a GPU; those within a GPU, or between two, are told at the process."""
     sums: dict[tuple[str, str], tuple[int, int]] = {}
     for copy in shown.rows.copies:
@@ -227,13 +240,13 @@ def _add_copies(batch: Batch, shown: Shown, counters: Counters) -> None:
         ends = (shown.id, place.gpu.id) if _TRANSFERS[copy.direction] else (place.gpu.id, shown.id)
         count, size = sums.get(ends, (0, 0))
         sums[ends] = (count + copy.copies, size + copy.bytes)
-        batch.nodes.append(place.gpu)
+        added.nodes.append(place.gpu)
     for ends, (count, size) in sums.items():
         metrics: dict[str, int | float] = {"copies_count": count, "copied_bytes": size}
         per_s, why = rate(counters, ("transfer", *ends), size, 1)
         if per_s is not None:
             metrics["copy_bytes_per_s"] = per_s
-        batch.edges.append(edges.Transfer(*ends, {}, metrics, {"copy_bytes_per_s": why} if why else None))
+        added.edges.append(edges.Transfer(*ends, {}, metrics, {"copy_bytes_per_s": why} if why else None))
 
 
 # --- what it uses of each GPU

@@ -25,12 +25,14 @@ if TYPE_CHECKING:
     from gpuflight.sources.procfs import ProcStat
     from gpuflight.sources.world import World
 
+UNCOUNTED = "without NVML nobody knows which GPUs there are, and in which order"
 CHOSE_UNSEEN = "which device it chose before the probe was there is not known, and it has several"
 DRIVER_CHOSE = "it uses the driver directly, whose contexts choose devices unseen, and it has several"
 SET_UNSEEN = (
     "it ran before the probe was there, its memory cannot be asked for the CUDA_VISIBLE_DEVICES of now,"
     " and NVML does not list it on a GPU"
 )
+ENDED = "it ended before anybody asked where it runs"
 CONTRADICTION = (
     "NVML sees it on other GPUs than CUDA_VISIBLE_DEVICES says: it set that itself before the probe was there"
 )
@@ -52,31 +54,51 @@ class CudaPlaces:
         """What each GPU and MIG device has, by the id of its entity."""
         self._entities: dict[str, Entity] = {}
         self._used: dict[str, dict[str, GpuProcess]] = {}
+        self._users: set[int] = set()
+        self._found: dict[tuple[str, int], Place] = {}
 
     def begin(self, world: World) -> None:
         """A round begins."""
-        self._entities, self._used, self.capacities = {}, {}, {}
+        self._entities, self._used, self.capacities, self._users = {}, {}, {}, set()
         try:
             snapshot = world.nvml.snapshot()
-        except SourceUnavailable as error:
-            self.visibility.begin(None, f"the GPUs cannot be counted: {error.reason}")
+        except SourceUnavailable:
+            self.visibility.begin(None, UNCOUNTED)
             return
         self.visibility.begin(gpus_of(snapshot), disorder=disorder_of(snapshot))
         self._take(snapshot, PidMap(world.procfs))
 
     def place(
-        self, stat: ProcStat, number: int, *, assumed: bool, late: bool, driver_only: bool, numbers: Collection[int]
+        self,
+        stat: ProcStat | None,
+        process: str,
+        number: int,
+        *,
+        assumed: bool,
+        late: bool,
+        driver_only: bool,
+        numbers: Collection[int],
     ) -> Place:
-        """Where ``number`` of a process leads.
+        """Where ``number`` of a process leads. Of one that ended (``stat`` is None) what was found before holds.
 
         ``assumed``: the choice of the device was not seen. ``late``: the process ran before it was watched.
         ``driver_only``: its runtime was not seen at work. ``numbers``: all that it used.
         """
+        if stat is None:
+            return self._found.get((process, number), Place(None, ENDED))
+        place = self._found[process, number] = self._place(stat, number, assumed, late, driver_only, numbers)
+        return place
+
+    def _place(
+        self, stat: ProcStat, number: int, assumed: bool, late: bool, driver_only: bool, numbers: Collection[int]
+    ) -> Place:
         visible = self.visibility.of(stat, late=late)
         used = self._used.get(stat.id, {})
         sole = next(iter(used)) if len(used) == 1 else None
         if visible.only is not None:
             found: CudaDevice | str = visible.only
+        elif not visible.devices:
+            found = visible.beyond
         elif assumed and late:
             found = CHOSE_UNSEEN
         elif assumed and driver_only:
@@ -93,9 +115,22 @@ class CudaPlaces:
             return Place(self._entity(sole))
         return Place(None, found)
 
-    def nvml_use(self, process: str, gpu: Entity) -> GpuProcess | None:
-        """What NVML itself says about a process on a GPU or MIG device."""
-        return self._used.get(process, {}).get(getattr(gpu, "uuid", ""))
+    def measured(self) -> set[tuple[str, str]]:
+        """(process, GPU or MIG device), by id, whose use of the multiprocessors NVML itself tells."""
+        return {
+            (process, self._entities[uuid].id)
+            for process, on in self._used.items()
+            for uuid, use in on.items()
+            if use.sm_util_pct is not None
+        }
+
+    def users(self) -> set[int]:
+        """Pids of the processes that NVML sees computing on a GPU."""
+        return self._users
+
+    def drop(self, keep: Collection[str]) -> None:
+        """Forget all processes but these, by id."""
+        self._found = {place: found for place, found in self._found.items() if place[0] in keep}
 
     # --- inside ----------------------------------------------------------------------------------------------------
 
@@ -118,6 +153,8 @@ class CudaPlaces:
             if stat is not None:
                 uuid = migs.get((process.gpu_instance, process.compute_instance), gpu.uuid)
                 self._used.setdefault(stat.id, {})[uuid] = process
+                if "compute" in process.kinds:
+                    self._users.add(stat.pid)
 
     def _entity(self, uuid: str) -> Entity | None:
         return self._entities.get(uuid)

@@ -54,8 +54,10 @@ class RunOn(Deploy, tag="RunOn", gc=False):
 
 class Access(DataStream, tag="Access", gc=False):
     """A process uses a device, a memory segment, a queue, a file system. attributes: ends (r, w, rw, of queues), how.
-    metrics: of a GPU memory_used_bytes, sm_util_pct, memory_util_pct; of recorded sessions held_bytes and
-    alloc_peak_bytes."""
+    metrics: of a GPU memory_used_bytes, sm_util_pct, memory_util_pct; of recorded sessions and probes held_bytes and
+    alloc_peak_bytes; of probes held_pct and alloc_peak_pct (of the GPU's memory), used_cores (CUDA cores at work, at
+    most), sm_util_pct where NVML has none (named in the attribute ``estimated``); attributes: container,
+    cores_scaled_by and memory_scaled_by (the processes of the GPU exceed it together)."""
 
 
 class SendTo(DataStream, tag="SendTo", gc=False):

@@ -28,7 +28,17 @@ class Process(Entity, tag="Process", gc=False, kw_only=True):
     attributes: name (comm), cmdline (redacted), exe, state, ppid, uid, user, cgroup, nspids, netns, cpus_allowed,
     top_cpu (rank), common_parent_of (count), seeded (asked for by pid). metrics: cpu_pct (of one core, over the round),
     rss_bytes, threads_count, fds_count, major_faults_per_s, minor_faults_per_s; of those that use CPU or a GPU also
-    context_switches_voluntary_per_s, context_switches_involuntary_per_s, io_read_bytes_per_s, io_write_bytes_per_s."""
+    context_switches_voluntary_per_s, context_switches_involuntary_per_s, io_read_bytes_per_s, io_write_bytes_per_s.
+
+    Of those with CUDA (docs/cuda-probes.md), since the probe was attached, attributes: cuda_layers (runtime, driver,
+    nccl), cuda_libraries, cuda_errors, cuda_allocations (largest groups, with who allocated), cuda_wait_ns_log2
+    (histogram), cuda_watched_late, cuda_estimated, cuda_exit_code, nccl_operations, nccl_communicators. metrics:
+    cuda_launches_count and _per_s, cuda_launches_lost_{count,pct}, cuda_kernels_count, cuda_streams_count,
+    cuda_waits_count, cuda_wait_{ms,pct,p50_us,p99_us,max_us} (host calls that wait for a GPU; pct of one thread),
+    cuda_copies_count, cuda_copied_<direction>_bytes, cuda_copy_<direction>_bytes_per_s, cuda_memsets_count,
+    cuda_allocations_count, cuda_frees_unmatched_count, cuda_held_bytes, cuda_alloc_peak_bytes, cuda_pinned_held_bytes,
+    cuda_leaked_bytes and cuda_leaks_count (of one that ended), cuda_errors_count and _per_s, cuda_watched_pct (of the
+    time, if not all), nccl_calls_count and _per_s, nccl_bytes and _per_s, nccl_host_ms, nccl_errors_count."""
 
     pid: int
     start: int
@@ -54,7 +64,8 @@ class Thread(Entity, tag="Thread", gc=False, kw_only=True):
 class Container(Entity, tag="Container", gc=False, kw_only=True):
     """A container by its full id. attributes: name, runtime, image, pod_uid, cgroup.
     metrics: cpu_pct (of one core), cpu_quota_cores, throttled_pct (of the enforcement periods), memory_used_bytes,
-    memory_limit_bytes, oom_kills_count, pids_count, pids_limit_count; no limit metric where no limit is set."""
+    memory_limit_bytes, oom_kills_count, pids_count, pids_limit_count; no limit metric where no limit is set. Of its
+    processes' CUDA: gpu_used_cores, gpu_held_bytes (as the edges Access say)."""
 
     container_id: str
 
@@ -404,9 +415,11 @@ class Scope(Entity, tag="Scope", gc=False, kw_only=True):
 class Kernel(Entity, tag="Kernel", gc=False, kw_only=True):
     """A GPU kernel as launched by one process: aggregates only, never single launches.
 
-    attributes: synthetic (times are those of launches). metrics: launches_count (the samples of the times),
-    launches_per_s, gpu_time_ms, gpu_time_pct (more than 100 on several streams), mean_us, min_us, max_us, p50_us and
-    p99_us (within 0.8 %), occupancy_pct (theoretical) with occupancy_samples_count."""
+    attributes: synthetic (times are those of launches), grid, block (of the last launch that probes saw). metrics:
+    launches_count (the samples of the times), launches_per_s, gpu_time_ms, gpu_time_pct (more than 100 on several
+    streams), mean_us, min_us, max_us, p50_us and p99_us (within 0.8 %), occupancy_pct (theoretical) with
+    occupancy_samples_count; by probes threads_mean_count, threads_max_count, block_threads_max_count, shared_max_bytes,
+    captured_count (into graphs, not launched)."""
 
     process: str
     name: str
@@ -420,7 +433,9 @@ class Kernel(Entity, tag="Kernel", gc=False, kw_only=True):
 
 
 class Stream(Entity, tag="Stream", gc=False, kw_only=True):
-    """A CUDA stream of a process. metrics: launches_count, gpu_time_ms, copies_count, copied_bytes."""
+    """A CUDA stream of a process, by the number that a recorder gives it or by its handle. attributes: name, blocking.
+    metrics: launches_count, gpu_time_ms, copies_count, copied_bytes; by probes work_ms and work_pct: the time from a
+    first launch until a call waited for all of its work, so at least that in which kernels ran."""
 
     process: str
     stream: int

@@ -38,6 +38,9 @@ MAPS_BYTES = 4 << 20
 FILES = 256
 """Most files looked into per round (about 40 ms)."""
 
+RETRY_ROUNDS = 8
+"""Rounds after which a file that could not be looked into is tried again."""
+
 MARKS: dict[str, Layer] = {
     "cudaLaunchKernel": "runtime",
     "cuLaunchKernel": "driver",
@@ -130,6 +133,7 @@ class CudaLibraries:
         self._files: dict[Key, CudaLibrary | None] = {}
         self._static: dict[Key, CudaLibrary | None] = {}
         self._replaced: set[Key] = set()
+        self._failed: dict[Key, int] = {}  # round in which a file could not be looked into
         self._round = 0
         self._wanted: set[int] = set()
         self._left = 0
@@ -144,6 +148,7 @@ class CudaLibraries:
         processes = self._procfs.processes()
         self._round += 1
         self._left = FILES
+        self._try_again()
         scan = CudaScan()
         budget = MAPS_BYTES if self._round > 1 else 16 * MAPS_BYTES
         kept: dict[int, _Kept] = {}
@@ -246,6 +251,17 @@ class CudaLibraries:
                 return self._static[mapped.key]
         return None
 
+    def _try_again(self) -> None:
+        """Forget failures that are long enough ago."""
+        due = [key for key, failed in self._failed.items() if self._round - failed >= RETRY_ROUNDS]
+        for key in due:
+            del self._failed[key]
+            self._files.pop(key, None)
+            self._static.pop(key, None)
+        if due:
+            for entry in self._kept.values():
+                entry.checked = False
+
     def _look_into(self, pid: int, mapped: _Mapped, *, static: bool) -> CudaLibrary | None:
         self._left -= 1
         question = f"{'static ' if static else ''}{mapped.key[0]}:{mapped.key[1]} {mapped.path}"
@@ -256,6 +272,7 @@ class CudaLibraries:
             self._replaced.add(mapped.key)
             return None
         except (OSError, SourceUnavailable, msgspec.MsgspecError):
+            self._failed[mapped.key] = self._round
             return None
         layers = tuple(dict.fromkeys(MARKS[name] for name in names if name in MARKS))
         if not layers:
@@ -305,3 +322,4 @@ class CudaLibraries:
         self._files = {key: library for key, library in self._files.items() if key in used}
         self._static = {key: library for key, library in self._static.items() if key in used}
         self._replaced &= used
+        self._failed = {key: failed for key, failed in self._failed.items() if key in used}
