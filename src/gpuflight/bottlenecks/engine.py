@@ -78,7 +78,7 @@ class Engine:
         self._index.clear()
         self._tracks: dict[str, dict[str, Track]] = {name: {} for name in self.rules}
         self._failed: dict[str, str] = {}
-        self._window = Window(self._index, self._overrides, self.snapshot)
+        self.window = Window(self._index, self._overrides, self.snapshot)
         self._started = False
         self._last_time_ns = 0
         self._unknown: dict[str, str] = {}
@@ -87,7 +87,7 @@ class Engine:
         """Judge a round; its ``graph`` and ``diff`` are read, nothing of it is changed. A rule that fails costs that
         rule this round, and is named on the coverage line."""
         began_s, began_cpu_s = time.perf_counter(), time.thread_time()
-        window = self._window
+        window = self.window
         self._open(done)
         met = self._index.take(done, window.now_s, first=not self._started)
         self._started = True
@@ -114,7 +114,7 @@ class Engine:
 
     def suspected(self) -> list[Finding]:
         """Conditions that are met now, but not yet for as long as their rule demands."""
-        window = self._window
+        window = self.window
         return [
             track.suspected(window.round.number, window.time_ns, window.now_s)
             for track in self._all_tracks()
@@ -127,7 +127,7 @@ class Engine:
             return [RuleState(rule=name, unknown={"no round yet": 1}) for name in self.rules]
         wanted = {kind for rule in self._element_rules for kind in rule.subjects()}
         elements: dict[type[Any], list[Any]] = {}
-        graph = self._window.round.graph
+        graph = self.window.round.graph
         for element in (*graph.nodes.values(), *graph.edges.values()):
             if type(element) in wanted and _mine(element):
                 elements.setdefault(type(element), []).append(element)
@@ -141,13 +141,13 @@ class Engine:
             others = [each for each in mine if not opened or each.id not in opened]
             survey_elements(rule, others, self._ask, self._index.meets_screens, state)
         elif isinstance(rule, GroupRule):
-            survey_group(lambda: list(rule.judge(self._window)), state)
+            survey_group(lambda: list(rule.judge(self.window)), state)
         return state
 
     def _survey_some(self) -> list[Note]:
         """A part of the rules each round, all of them in the first, about some elements of each kind: why rules cannot
         judge, each reason with how many rules it concerns."""
-        turn = self._window.rounds_count
+        turn = self.window.rounds_count
         for number, (name, rule) in enumerate(self.rules.items()):
             if turn == 1 or number % _SURVEY_ROUNDS == turn % _SURVEY_ROUNDS:
                 state = self._state_of(rule, self._some)
@@ -156,7 +156,7 @@ class Engine:
         return [Note(reason=f"rules that cannot judge: {reason}", count=n) for reason, n in counts.most_common(_NOTES)]
 
     def _some(self, kind: type[Any]) -> Sequence[Any]:
-        graph = self._window.round.graph
+        graph = self.window.round.graph
         kept = self._index.by_kind.get(kind)
         found: Iterable[Any]
         if kept is not None:
@@ -171,7 +171,7 @@ class Engine:
         return self._index.memory_bytes() + 600 * sum(map(len, self._tracks.values()))
 
     def _open(self, done: Round) -> None:
-        window = self._window
+        window = self.window
         if done.monotonic_s is not None:
             now_s = done.monotonic_s
         elif not self._started:
@@ -196,7 +196,7 @@ class Engine:
             window.subscribers = self._subscribers()
 
     def _is_gap(self, interval_s: float) -> bool:
-        usual_s = self._window.interval_s
+        usual_s = self.window.interval_s
         return usual_s is not None and interval_s > max(usual_s * _GAP, usual_s + 30.0)
 
     def _due(self, met: Iterable[tuple[ElementRule, Any]]) -> Iterable[tuple[ElementRule, Any]]:
@@ -207,8 +207,8 @@ class Engine:
                 self._index.watch(rule, key_of(element))
             else:
                 due[(rule.name, key_of(element))] = (rule, element)
-        graph = self._window.round.graph
-        for key, rule in self._index.under_watch(self._window.rounds_count):
+        graph = self.window.round.graph
+        for key, rule in self._index.under_watch(self.window.rounds_count):
             element = graph.nodes.get(key) if isinstance(key, str) else graph.edges.get(key)
             if element is not None:
                 due.setdefault((rule.name, key), (rule, element))
@@ -221,10 +221,10 @@ class Engine:
 
     def _ask(self, rule: Rule, element: Any, active: bool = False) -> Verdict:
         assert isinstance(rule, ElementRule)  # noqa: S101
-        return rule.judge(Look(rule, element, self._window, active))
+        return rule.judge(Look(rule, element, self.window, active))
 
     def _judge_element(self, rule: ElementRule, element: Any, cleared: list[Finding]) -> None:
-        window, key = self._window, key_of(element)
+        window, key = self.window, key_of(element)
         track = self._tracks[rule.name].get(element.id)
         try:
             verdict = self._ask(rule, element, track is not None and track.finding is not None)
@@ -254,7 +254,7 @@ class Engine:
             self._index.unwatch(rule, key)
 
     def _judge_group(self, rule: GroupRule, cleared: list[Finding]) -> None:
-        window = self._window
+        window = self.window
         try:
             verdicts = list(rule.judge(window))
         except Unknown as reason:
@@ -282,7 +282,7 @@ class Engine:
         track = tracks.get(verdict.subject)
         if track is None:
             track = tracks[verdict.subject] = Track(rule, verdict.subject, key)
-        window = self._window
+        window = self.window
         track.fired(verdict, window.now_s, window.round.number, window.time_ns, ready or self.snapshot)
 
     def _fail(self, rule: Rule, error: Exception) -> None:
@@ -292,7 +292,7 @@ class Engine:
 
     def _end_the_gone(self, cleared: list[Finding]) -> None:
         """Findings about elements that are not in the graph any more end; what is idle is forgotten."""
-        window, graph = self._window, self._window.round.graph
+        window, graph = self.window, self.window.round.graph
         for tracks in self._tracks.values():
             for subject, track in list(tracks.items()):
                 if track.key is not None:

@@ -26,12 +26,12 @@ class RuleState(Struct, kw_only=True):
 
     @property
     def state(self) -> str:
-        """``failed`` | ``fired`` | ``unknown`` | ``clear`` | ``no subject``, the first that applies."""
+        """``failed`` | ``fired`` | ``unknown`` (mostly) | ``clear`` | ``no subject``, the first that applies."""
         if self.failed:
             return "failed"
         if self.open_count:
             return "fired"
-        if self.unknown:
+        if sum(self.unknown.values()) > self.clear_count:
             return "unknown"
         return "clear" if self.clear_count else "no subject"
 

@@ -22,6 +22,7 @@ from gpuflight.errors import GpuflightError
 
 COMMANDS = {
     "run": "capture this machine for some seconds into a folder",
+    "doctor": "what holds this machine back, where, at what cost, and what to do",
     "describe": "a graph as compact text",
     "diff": "what changed between two graphs",
     "path": "the way data takes between two entities, and its narrowest hop",

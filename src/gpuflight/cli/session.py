@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from gpuflight.errors import ConfigError
 
 if TYPE_CHECKING:
+    from gpuflight.bottlenecks.engine import Engine
     from gpuflight.core.controller import Controller
     from gpuflight.settings import Settings
     from gpuflight.subscribers.delivery import SubscriberSet
@@ -118,8 +119,10 @@ def open_controller(
     redact: bool = True,
     force: bool = False,
     subscribers: SubscriberSet | None = None,
+    judge: Engine | None = None,
 ) -> Iterator[Controller]:
-    """A controller on this machine or a recording, its collectors made from the settings; closed at the end."""
+    """A controller on this machine or a recording, its collectors and rules made from the settings (unless ``judge`` is
+    given); closed at the end."""
     from gpuflight.bottlenecks.build import make_engine
     from gpuflight.cli.plugin_settings import make_collectors, make_rules
     from gpuflight.core.controller import Controller
@@ -127,9 +130,13 @@ def open_controller(
 
     start_logging(settings)
     collectors = make_collectors(settings)
-    engine = make_engine(make_rules(settings), subscribers=subscribers.status if subscribers is not None else None)
-    world = open_world(replay=replay, record=record, redact=redact, force=force, probes=settings.probes.backend)
-    controller = Controller(world, settings=settings, collectors=collectors, subscribers=subscribers, judge=engine)
+    if judge is None:
+        judge = make_engine(make_rules(settings), subscribers=subscribers.status if subscribers is not None else None)
+    world = open_world(
+        replay=replay, record=record, redact=redact, force=force,
+        probes=settings.probes.backend, probe_costs=settings.probes.own_cost,
+    )  # fmt: skip
+    controller = Controller(world, settings=settings, collectors=collectors, subscribers=subscribers, judge=judge)
     try:
         yield controller
     except BaseException:

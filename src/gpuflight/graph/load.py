@@ -37,6 +37,7 @@ class LoadedGraph(Struct):
     findings: list[Any] = field(default_factory=list)
     round_number: int = 0
     time_ns: int = 0
+    monotonic_s: float | None = None
     truncated_by: str = ""
     origin: str = "gpuflight"
 
@@ -143,6 +144,7 @@ def _next_round(line: str, before: LoadedGraph | None) -> LoadedGraph:
         findings=meta.findings,
         round_number=meta.round,
         time_ns=time_from_text(meta.time),
+        monotonic_s=meta.monotonic_s,
         truncated_by=meta.truncated_by,
     )
 
@@ -155,6 +157,7 @@ def _loaded(parsed: Document) -> LoadedGraph:
         findings=parsed.findings,
         round_number=parsed.round,
         time_ns=time_from_text(parsed.time),
+        monotonic_s=parsed.monotonic_s,
         truncated_by=parsed.truncated_by,
     )
 

@@ -102,9 +102,9 @@ class StuckProcess(ElementRule):
             return CLEAR
         gpus = look.window.gpus_of(look.element)
         near = bool(gpus) or str(look.element.attributes.get("name", "")).startswith(("nvidia", "nv-"))
-        what = "waits in the kernel and cannot be killed" if state == "D" else "is dead and not collected by its parent"
+        what = "hangs in the kernel and cannot be killed" if state == "D" else "is dead and its parent leaves it lying"
         return look.fired(
-            f"{look.label} {what}, for 5 minutes at least",
+            f"{look.label} {what} (state {state})",
             [look.saw("state")],
             severity="critical" if near else "warn",
             entities=[look.id, *(gpu.id for gpu in gpus[:8])],
