@@ -16,7 +16,6 @@ from gpuflight.graph import Entity, edges, nodes
 from gpuflight.sources.bpf.user_probe_folder import Found
 from gpuflight.sources.bpf.user_probe_spec import ProbeMistake, Spec
 from gpuflight.sources.bpf.user_probes import UserProbe, UserProbes, claims, read_spec
-from gpuflight.sources.recording import Tape
 
 if TYPE_CHECKING:
     from gpuflight.sources.world import World
@@ -78,7 +77,7 @@ class UserProbeCollector(Collector):
         if self._world is not world:
             self.close()
             self._world = world
-            self._source = UserProbes(self.settings.folder, world.probes, world.tape or Tape())
+            self._source = UserProbes(self.settings.folder, world.probes)
         try:
             found = self._source.scan()
         except SourceUnavailable:

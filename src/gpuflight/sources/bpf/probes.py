@@ -25,15 +25,22 @@ class Probes:
         tape: Tape | None = None,
         *,
         backend: BackendChoice = "auto",
+        own_cost: bool = True,
         backends: Sequence[ProbeBackend] | None = None,
     ) -> None:
-        """``backends``: these instead of gpuflight's own, best first."""
+        """``own_cost``: have the kernel count what probes cost. ``backends``: instead of our own, best first."""
         self._tape = tape if tape is not None else Tape()
         self._choice = backend
+        self._own_cost = own_cost
         self._backends = backends
         self._lock = threading.Lock()
         self._open: dict[str, ProbeObject] = {}  # by the name it has in a recording
         self._round = 0
+
+    @property
+    def tape(self) -> Tape:
+        """What answers are kept on, or come from."""
+        return self._tape
 
     @property
     def replaying(self) -> bool:
@@ -91,6 +98,9 @@ class Probes:
         map_entries: Mapping[str, int] | None,
         constants: Mapping[str, int] | None,
     ) -> ProbeObject:
+        from gpuflight.sources.bpf.costs import STATISTICS
+
+        STATISTICS.wanted = self._own_cost
         refused: SourceUnavailable | None = None
         for backend in self.backends():
             try:
@@ -120,7 +130,9 @@ class Probes:
 
         def live() -> bytes:
             from gpuflight.sources.bpf.capabilities import find_capabilities
+            from gpuflight.sources.bpf.costs import STATISTICS
 
+            STATISTICS.wanted = self._own_cost
             return msgspec.msgpack.encode(find_capabilities(self.backends()))
 
         return decode(self._tape.ask(SOURCE, "capabilities", live), Capabilities)

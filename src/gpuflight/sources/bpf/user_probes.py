@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from gpuflight.sources.bpf.libbpf import LibbpfBackend
     from gpuflight.sources.bpf.loaded import LoadedObject
     from gpuflight.sources.bpf.probes import Probes
-    from gpuflight.sources.recording import Tape
 
 SOURCE = "user_probes"
 """The name of what this answers in recordings."""
@@ -52,10 +51,10 @@ class UserProbe(Struct):
 class UserProbes:
     """The probes of one folder. ``folder`` None: of a recording only."""
 
-    def __init__(self, folder: str | None, probes: Probes, tape: Tape) -> None:
+    def __init__(self, folder: str | None, probes: Probes) -> None:
         self._folder = folder
         self._probes = probes
-        self._tape = tape
+        self._tape = probes.tape
 
     def scan(self) -> list[Found]:
         """What lies in the folder now. Raises SourceUnavailable(reason, hint) if it cannot or may not be used."""
