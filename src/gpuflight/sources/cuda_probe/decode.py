@@ -105,12 +105,14 @@ def inherited_names(pairs: Pairs) -> dict[int, int]:
     return {layouts.PID.unpack(key)[0]: of for key, value in pairs if (of := layouts.PROCESS.unpack(value)[11])}
 
 
-def launch(key: bytes, value: bytes) -> LaunchRow:
-    """One row; ``device_assumed`` as far as the key tells."""
+def launch(key: bytes, value: bytes, tick_ns: int = 4_000_000) -> LaunchRow:
+    """One row; ``device_assumed`` as far as the key tells. ``tick_ns``: length of a jiffy."""
     pid, device, kind, assumed, function, stream = layouts.LAUNCH_KEY.unpack(key)
-    count, threads, blocks, captured, threads_max, first, last, _, block, shared, gx, gy, gz, bx, by, bz, *_ = (
-        layouts.LAUNCH.unpack(value)
+    count, threads, blocks, captured, threads_max, first, looked, looked_at, last_at, _, *small = layouts.LAUNCH.unpack(
+        value
     )
+    block, shared, gx, gy, gz, bx, by, bz, _, _ = small
+    last = looked + max(0, last_at - looked_at) * tick_ns
     return LaunchRow(
         pid,
         device,

@@ -6,7 +6,7 @@ from struct import Struct
 
 PROCESS = Struct("<10Q6I")
 LAUNCH_KEY = Struct("<IHBBQQ")
-LAUNCH = Struct("<8Q10I")
+LAUNCH = Struct("<10Q10I")
 DEVICE_KEY = Struct("<II")
 DEVICE = Struct("<4Q")  # the open streams that follow are for the programs
 DEVICE_BYTES = DEVICE.size + 64 * 8

@@ -14,6 +14,9 @@ from gpuflight.sources.recording import Tape
 
 SOURCE = "cuda-probe"
 
+_MONOTONIC_COARSE = 6
+"""CLOCK_MONOTONIC_COARSE of linux/time.h, which Python does not name."""
+
 Pairs = list[tuple[bytes, bytes]]
 
 _KEPT = {
@@ -34,7 +37,8 @@ class Reader:
         self.over: set[int] = set()
         self._probe = probe
         self._tape = tape
-        self._launches = decode.Kept(decode.launch)
+        tick_ns = layouts.COUNT.unpack(self._tape.ask(SOURCE, "tick", lambda: layouts.COUNT.pack(_tick_ns())))[0]
+        self._launches = decode.Kept(lambda key, value: decode.launch(key, value, tick_ns))
         self._kept = {field: decode.Kept(make) for field, (_, make) in _KEPT.items()}
         self._gone_launches: dict[int, int] = {}  # of destroyed streams, by process
         self._flags: dict[int, int] = {}  # of processes, as last read
@@ -164,3 +168,8 @@ class Reader:
         for key, _ in pairs:
             if int.from_bytes(key[at : at + 4], "little") in pids:
                 self._probe.delete(name, key)
+
+
+def _tick_ns() -> int:
+    """Length of a jiffy: what the coarse clocks resolve (clock_getres(2))."""
+    return round(time.clock_getres(_MONOTONIC_COARSE) * 1e9)

@@ -53,7 +53,7 @@ class DeviceRow(Struct, frozen=True, gc=False):
     busy_ns: int  # up to the time of this reading, a span still open included; union over streams
     open_since_ns: int  # begin of the span still open; 0: none
     spans: int  # closed ones
-    last_launch_ns: int  # lower bound: launches that follow each other without a wait are not each looked at
+    last_launch_ns: int  # as LaunchRow.last_ns
     reset_ns: int  # last cudaDeviceReset, which frees all memory; 0: none
 
 
@@ -89,7 +89,7 @@ class LaunchRow(Struct, frozen=True, gc=False):
     grid: tuple[int, int, int]  # of the last launch
     block: tuple[int, int, int]
     first_ns: int
-    last_ns: int
+    last_ns: int  # to the tick of the kernel's clock (1 to 10 ms)
     captured: int = 0  # of the launches, those that went into a graph being captured instead of to the GPU
 
 
@@ -254,5 +254,6 @@ class CudaRows(Struct):
     environment: list[EnvironmentRow] = field(default_factory=list)  # new since the last reading, in order
     life: list[LifeRow] = field(default_factory=list)  # new since the last reading, in order
     stacks: dict[int, tuple[int, ...]] = field(default_factory=dict)  # user addresses, innermost first
-    hits: dict[int, int] = field(default_factory=dict)  # calls by Attachment.number: 0 where a library was never called
+    # By Attachment.number: calls, and those launches that opened a span or might have. 0: the library was never called.
+    hits: dict[int, int] = field(default_factory=dict)
     losses: dict[str, int] = field(default_factory=dict)  # cumulative, only those that are not 0

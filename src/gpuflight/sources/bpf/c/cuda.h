@@ -172,7 +172,9 @@ struct launch {
 	__u64 captured;
 	__u64 threads_max;
 	__u64 first_ns;
-	__u64 last_ns;
+	__u64 looked_ns; /* last launch that looked at its stream, in both clocks */
+	__u64 looked_jiffies;
+	__u64 last_jiffies;
 	__u64 generation;
 	__u32 block_max;
 	__u32 shared_max;

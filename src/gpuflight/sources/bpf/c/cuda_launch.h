@@ -90,18 +90,20 @@ gf_inline int is_inner_launch(struct thread *thread, __u64 sp, __u64 mark)
 
 gf_inline int count_launch(struct pt_regs *ctx, __u64 cookie, __u64 function, __u32 kind, const struct shape *shape)
 {
-	__u64 id = bpf_get_current_pid_tgid(), now = bpf_ktime_get_ns();
+	__u64 id = bpf_get_current_pid_tgid();
 	__u32 tgid = id >> 32, zero = 0;
-	struct process *process = process_of(tgid, now);
+	struct process *process = gf_lookup(processes, &tgid);
 	struct launch_key key = {};
 	struct thread *thread = NULL;
 	struct launch *launch;
 	__u64 *driver_hooked, blocks, threads_;
 	__u32 block;
 
-	hit(cookie);
-	if (!process)
-		return 0;
+	if (!process) {
+		process = process_of(tgid, bpf_ktime_get_ns());
+		if (!process)
+			return 0;
+	}
 	driver_hooked = gf_lookup(settings, &zero);
 	if (driver_hooked && *driver_hooked) {
 		__u64 mark = kind == LAUNCH_GRAPH ? function : mark_of(shape);
@@ -133,20 +135,23 @@ gf_inline int count_launch(struct pt_regs *ctx, __u64 cookie, __u64 function, __
 	if (!launch) {
 		struct launch fresh = {};
 
-		fresh.first_ns = now;
+		fresh.first_ns = bpf_ktime_get_ns();
 		gf_insert(launches, &key, &fresh);
 		launch = gf_lookup(launches, &key);
 		process->flags |= DRIVER(cookie) ? PROCESS_DRIVER : PROCESS_RUNTIME;
 		if (!launch) {
 			gf_loss(LOSS_LAUNCHES);
 			gf_add(&process->launches_lost, 1);
-			open_stream(process, tgid, key.device, key.stream, now);
+			open_stream(process, tgid, key.device, key.stream, bpf_ktime_get_ns());
 			return 0;
 		}
 	}
 	if (launch->generation != process->generation) {
-		__u64 generation = process->generation;
+		__u64 generation = process->generation, now = bpf_ktime_get_ns();
 
+		hit(cookie);
+		launch->looked_ns = now;
+		launch->looked_jiffies = bpf_jiffies64();
 		if (open_stream(process, tgid, key.device, key.stream, now))
 			launch->generation = generation;
 		else
@@ -154,8 +159,8 @@ gf_inline int count_launch(struct pt_regs *ctx, __u64 cookie, __u64 function, __
 		if (!launch->named && kind != LAUNCH_GRAPH)
 			launch->named = tell_name(process, tgid, function);
 	}
+	launch->last_jiffies = bpf_jiffies64(); /* a load, where bpf_ktime_get_ns is 15 ns */
 	gf_add(&launch->count, 1);
-	launch->last_ns = now;
 	if (kind == LAUNCH_GRAPH)
 		return 0;
 	blocks = (__u64)shape->grid[0] * shape->grid[1] * shape->grid[2];

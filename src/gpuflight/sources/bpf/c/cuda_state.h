@@ -12,6 +12,10 @@
 
 #include "cuda_maps.h"
 
+#ifndef GF_BCC
+static __u64 (*bpf_jiffies64)(void) = (void *)118; /* Linux 5.5 */
+#endif
+
 #define LEGACY_STREAM 1
 #define IS_THREAD_STREAM(stream) (((stream) & 7) == 2)
 
