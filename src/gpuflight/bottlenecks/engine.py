@@ -193,6 +193,7 @@ class Engine:
         window.round = done
         window.rounds_count += 1
         if self._subscribers is not None:
+            window.subscribers_before = window.subscribers
             window.subscribers = self._subscribers()
 
     def _is_gap(self, interval_s: float) -> bool:

@@ -38,6 +38,7 @@ class Window:
         self.rounds_count = 0
         self.started_s = 0.0
         self.snapshot = snapshot
+        self.subscribers_before: Sequence[Any] = ()
         self.subscribers: Sequence[Any] = ()
         """Each subscriber's state: ``name``, ``policy``, ``statistics`` (received, sent, queued, dropped_by …)."""
         self._index = index
