@@ -14,9 +14,11 @@ import pytest
 from tests.integration.bpf_rig import FUNCTIONS, Rig, counts, needs_probes
 
 from gpuflight.errors import SourceUnavailable
-from gpuflight.sources.bpf import ProbeObject, Uprobe, features
+from gpuflight.sources.bpf import ProbeObject, Uprobe, bcc_load, features
 from gpuflight.sources.bpf.libbpf import LibbpfBackend
 from gpuflight.sources.bpf.maps import Map, possible_cpus
+from gpuflight.sources.open import open_world
+from gpuflight.sources.world import World
 
 pytestmark = needs_probes
 
@@ -83,6 +85,14 @@ def test_only_one_process_is_probed_where_that_is_asked(rig: Rig, multi: bool) -
         assert loaded.read("calls") == []
     finally:
         loaded.close()
+
+
+def test_where_the_kernel_has_no_cookies_another_backend_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bcc_load, "has_cookies", lambda: False)
+    LibbpfBackend(multi=False).load("engine", programs=["on_exec"]).close()
+    with pytest.raises(SourceUnavailable, match=r"Linux 5\.15") as refused:
+        LibbpfBackend(multi=False).load("engine", programs=["on_entry"])
+    assert "bcc" in refused.value.hint
 
 
 def test_arguments_come_from_registers_and_the_stack(rig: Rig) -> None:
@@ -250,6 +260,30 @@ def test_what_our_programs_cost_is_counted(rig: Rig) -> None:
         assert costs["on_nothing"].run_count == 0
     finally:
         loaded.close()
+
+
+def test_a_recorded_world_is_replayed_without_a_kernel(rig: Rig, tmp_path: Path) -> None:
+    def look(world: World) -> list[object]:
+        seen: list[object] = []
+        world.begin_round(1)
+        probe = world.probes.open("engine", programs=["on_entry", "on_exec", "each_task"], constants={"ring_above": 1})
+        link = probe.attach_uprobes("on_entry", rig.uprobes())
+        seen += [link.attached, link.failed, probe.attach("on_exec").attached]
+        tasks = probe.attach("each_task")
+        for number in (1, 2, 3):
+            if number > 1:
+                world.begin_round(number)
+            if not world.probes.replaying:
+                rig.call(f"3:{number}")
+            seen += [sorted(probe.read("calls")), probe.drain("ring"), probe.lost("ring"), probe.run_iter(tasks)]
+            seen += [probe.costs(), probe.losses(), world.probes.capabilities()]
+        world.close()
+        return seen
+
+    path = tmp_path / "recording"
+    recorded = look(open_world(record=path))
+    assert look(open_world(replay=path, probes="off")) == recorded
+    assert len(recorded[-6]) == 3  # type: ignore[arg-type]
 
 
 def test_opening_and_closing_leaves_no_descriptor_and_no_thread(rig: Rig) -> None:

@@ -52,6 +52,11 @@ def test_there_are_probes() -> None:
     assert kept == set(NAMES)  # nothing of a probe that is gone
 
 
+def test_each_of_them_is_in_the_documentation(repository: Path) -> None:
+    text = (repository / "docs" / "probes.md").read_text("utf-8")
+    assert set(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == set(NAMES)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_objects_belong_to_their_sources(name: str) -> None:
     record = record_of(name)

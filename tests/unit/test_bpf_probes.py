@@ -244,6 +244,16 @@ def test_the_right_to_count_is_asked_once_and_given_back(monkeypatch: pytest.Mon
         os.fstat(asked[0])
 
 
+def test_it_is_not_asked_where_nobody_wants_to_know(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("gpuflight.sources.bpf.syscalls.enable_stats", lambda: pytest.fail("asked"))
+    statistics = Statistics()
+    monkeypatch.setattr("gpuflight.sources.bpf.costs.STATISTICS", statistics)
+    Probes(backends=[FakeBackend("libbpf")], own_cost=False).open("cuda")
+    statistics.start()
+    assert statistics.why_not == "switched off by the setting probes.own_cost"
+    statistics.stop()
+
+
 # --- the tape -------------------------------------------------------------------------------------------------------
 
 PLACES = [Uprobe("/lib/a.so", 16, 1, symbol="a"), Uprobe("/lib/a.so", 32, 2, True, "b")]

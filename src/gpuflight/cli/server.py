@@ -113,7 +113,9 @@ def run_server(argv: Sequence[str]) -> int:
         lock.acquire()
         stack.callback(lock.release)
         backend.bind()
-        world = open_world(replay=arguments.replay, probes=settings.probes.backend)
+        world = open_world(
+            replay=arguments.replay, probes=settings.probes.backend, probe_costs=settings.probes.own_cost
+        )
         if consumer is not None:
             from gpuflight.server.consume.coverage import ConsumeCoverage
 

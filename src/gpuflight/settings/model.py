@@ -131,6 +131,10 @@ class Probes(Block):
     backend: Literal["auto", "libbpf", "bcc", "off"] = Field(
         default="auto", description="what loads them; auto: libbpf, and bcc where that cannot"
     )
+    own_cost: bool = Field(
+        default=True,
+        description="have the kernel count what they cost; every BPF program of the host then takes some 40 ns longer",
+    )
 
 
 class SubscriberEntry(BaseModel):

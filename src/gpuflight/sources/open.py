@@ -33,6 +33,7 @@ def open_world(
     force: bool = False,
     clock: Clock | None = None,
     probes: BackendChoice = "auto",
+    probe_costs: bool = True,
 ) -> World:
     """The sources of one machine.
 
@@ -40,7 +41,8 @@ def open_world(
     answer nothing. ``replay``: a recording to answer from; it brings its own clock. ``record``: a file to record
     everything into that is read from now on; it appears when the world is closed, and replaces an existing file only
     with ``force``. With ``redact`` (the default) secrets in command lines are replaced, and of environments only a few
-    harmless variables kept, before they reach the file. ``probes``: what loads them. Raises InputError.
+    harmless variables kept, before they reach the file. ``probes``: what loads probes;
+    ``probe_costs``: whether the kernel counts what they cost. Raises InputError.
     """
     fs: FileSystem
     if replay is not None:
@@ -72,7 +74,7 @@ def open_world(
         http=Http(beside),
         mongo=Mongo(beside),
         session_logs=SessionLogs(tape, root),
-        probes=Probes(beside, backend=probes),
+        probes=Probes(beside, backend=probes, own_cost=probe_costs),
     )
 
 

@@ -19,12 +19,17 @@ class Statistics:
         self._users = 0
         self._fd = -1
         self.why_not = ""
+        self.wanted = True
+        """Set it before the first ``start``. Counting makes every program of the host slower, not only ours."""
 
     def start(self) -> None:
         """One more object wants to know its cost. Without the right, ``why_not`` says so and nothing is counted."""
         with self._lock:
             self._users += 1
             if self._fd >= 0:
+                return
+            if not self.wanted:
+                self.why_not = "switched off by the setting probes.own_cost"
                 return
             try:
                 self._fd, self.why_not = syscalls.enable_stats(), ""

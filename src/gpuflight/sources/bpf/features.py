@@ -62,17 +62,15 @@ def require_tracefs() -> None:
 
 def require_statistics() -> None:
     """Raises SourceUnavailable if nobody counts what programs cost and we may not ask for it."""
-    from gpuflight.sources.bpf.costs import Statistics
+    from gpuflight.sources.bpf.costs import STATISTICS
 
-    statistics = Statistics()
-    statistics.start()
+    STATISTICS.start()
     try:
-        if not statistics.counting:
-            raise SourceUnavailable(
-                statistics.why_not, "run with CAP_SYS_ADMIN, or set kernel.bpf_stats_enabled=1, to see it"
-            )
+        if not STATISTICS.counting:
+            hint = "run with CAP_SYS_ADMIN, or set kernel.bpf_stats_enabled=1, to see it" if STATISTICS.wanted else ""
+            raise SourceUnavailable(STATISTICS.why_not, hint)
     finally:
-        statistics.stop()
+        STATISTICS.stop()
 
 
 def tracefs() -> str | None:
@@ -110,7 +108,7 @@ def _why_not_permitted() -> tuple[str, str]:
     if _status("Seccomp") == 2:
         return (
             "no right to load BPF programs: a seccomp filter forbids bpf()",
-            "allow bpf and perf_event_open in the container's seccomp rules (docker --cap-add BPF --cap-add PERFMON)",
+            "allow bpf and perf_event_open (docker: --cap-add BPF --cap-add PERFMON; systemd: SystemCallFilter=)",
         )
     return (
         "the kernel lets nobody load BPF programs",

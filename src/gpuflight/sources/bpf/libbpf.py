@@ -10,7 +10,7 @@ import platform
 from collections.abc import Mapping, Sequence
 
 from gpuflight.errors import SourceUnavailable
-from gpuflight.sources.bpf import features, syscalls
+from gpuflight.sources.bpf import bcc_load, features, syscalls
 from gpuflight.sources.bpf.base import Link, ProbeBackend, ProbeObject, Uprobe
 from gpuflight.sources.bpf.library import LibBpf, load_library
 from gpuflight.sources.bpf.loaded import LoadedObject
@@ -127,9 +127,8 @@ class LibbpfObject(LoadedObject):
             if wanted is None or name in wanted:
                 chosen[name] = program
                 section = library.bpf_program__section_name(program).decode().partition("/")[0]
-                if section in ("uprobe", "uretprobe") and not self.why_classic:
-                    # libbpf before 1.3 does not know of uprobe_multi, but hands on what it is told.
-                    library.bpf_program__set_expected_attach_type(program, syscalls.UPROBE_MULTI)
+                if section in ("uprobe", "uretprobe"):
+                    self._prepare_uprobe(program)
             else:
                 library.bpf_program__set_autoload(program, False)
             program = library.bpf_object__next_program(self._handle, program)
@@ -140,6 +139,16 @@ class LibbpfObject(LoadedObject):
     def section(self, program: str) -> str:
         """What the source says of where a program belongs: ``uprobe``, ``raw_tp/EVENT``… Raises KeyError."""
         return str(self._library.bpf_program__section_name(self._programs[program]).decode())
+
+    def _prepare_uprobe(self, program: int) -> None:
+        if not self.why_classic:
+            # libbpf before 1.3 does not know of uprobe_multi, but hands on what it is told.
+            self._library.bpf_program__set_expected_attach_type(program, syscalls.UPROBE_MULTI)
+        elif not bcc_load.has_cookies():
+            raise SourceUnavailable(
+                "the kernel does not tell uprobes which symbol they are at (Linux 5.15 does)",
+                "use a newer kernel, or install bcc (Debian: python3-bpfcc)",
+            )
 
     def _handles_of_maps(self) -> dict[str, int]:
         library = self._library
