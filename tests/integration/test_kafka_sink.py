@@ -192,13 +192,42 @@ def test_the_key_is_the_host_name_unless_said_otherwise(
     assert message.key().decode() == os.uname().nodename
 
 
-def test_several_rounds_at_once(kafka_broker: Broker, topic: str, make_sink: Callable[..., Kafka]) -> None:
+def test_several_rounds_under_way(kafka_broker: Broker, topic: str, make_sink: Callable[..., Kafka]) -> None:
     broker = needs_kafka(kafka_broker)
     rounds = make_rounds(50)
     sink = make_sink()
-    assert sink.send_batch([sink.pack(completed, None) for completed in rounds]) == 50
-    found, _ = assembled(broker.messages(topic))
+    packed = [sink.pack(completed, None) for completed in rounds]
+    for first in range(0, 50, 10):
+        assert sink.begin(packed[first : first + 10]) == 10
+    arrived = 0
+    while arrived < 50:
+        arrived += sink.settle(5.0)
+    found, assembler = assembled(broker.messages(topic))
     assert [one.number for one in found] == list(range(1, 51))
+    assert assembler.counts.repeats == 0
+
+
+def test_a_topic_that_takes_less_than_before_while_rounds_are_under_way(
+    kafka_broker: Broker, topic: str, make_sink: Callable[..., Kafka]
+) -> None:
+    """One in the middle is refused: it comes in smaller parts, and none of those after it comes before it."""
+    broker = needs_kafka(kafka_broker)
+    broker.create_topic(topic)
+    small, large = make_rounds(41), make_rounds(41, width=4000)
+    sink = make_sink()
+    sink.deliver(small[0])
+    broker.run_tool(
+        "kafka.admin.ConfigCommand", "--bootstrap-server", broker.address, "--alter", "--entity-type", "topics",
+        "--entity-name", topic, "--add-config", "max.message.bytes=30000",
+    )  # fmt: skip
+    packed = [sink.pack(completed, None) for completed in (*small[1:20], large[20], *small[21:])]
+    assert sink.begin(packed) == 40
+    arrived = 0
+    while arrived < 40:
+        arrived += sink.settle(5.0)
+    found, assembler = assembled(broker.messages(topic))
+    assert [one.number for one in found] == list(range(1, 42))
+    assert assembler.counts.lost == 0
 
 
 # --- who may ---

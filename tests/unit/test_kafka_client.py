@@ -139,6 +139,32 @@ def test_a_fatal_error_told_in_passing() -> None:
     assert client._producer is None
 
 
+def test_a_fatal_error_raised_in_passing_costs_no_round() -> None:
+    """So does confluent-kafka: once, from ``poll``; the messages are reported all the same."""
+    from confluent_kafka import KafkaException
+
+    client = Client(lambda value: FakeError("MSG_SIZE_TOO_LARGE") if value == b"2.0" else FakeError("_PURGE_QUEUE"))
+    arrives = client._fate
+    client._fate = lambda value: None if value == b"1.0" else arrives(value)
+    assert client.begin(rounds_of(1, 1, 1), 5.0) == 3
+    poll, raised = client.made[0].poll, []
+
+    def poll_once(timeout: float) -> int:
+        if not raised:
+            raised.append(timeout)
+            raise KafkaException(FakeError("_GAPLESS_GUARANTEE", "no way", fatal=True))
+        return poll(timeout)
+
+    client.made[0].poll = poll_once  # type: ignore[method-assign]
+    assert client.settle(5.0) == 1
+    with pytest.raises(MessageTooLarge):
+        client.settle(5.0)
+    client.recall()
+    assert client._producer is None
+    client._fate = lambda _: None
+    assert client.deliver(rounds_of(1, 1), 5.0) == 2, "the next producer has nothing to do with it"
+
+
 def test_smaller_parts_are_tried_where_nobody_tells_what_fits() -> None:
     """No right to ask the broker: the limit is halved until it takes them."""
     client = Client(lambda value: FakeError("MSG_SIZE_TOO_LARGE") if len(value) > 100_000 else None)
@@ -161,16 +187,126 @@ def test_smaller_parts_are_tried_where_nobody_tells_what_fits() -> None:
         sink.send(packed)
 
 
-def test_a_round_of_a_batch_that_cannot_be_cut_is_told_when_it_is_its_turn() -> None:
+def test_a_round_that_cannot_be_cut_is_told_when_it_is_its_turn() -> None:
     sink = Kafka(KafkaSettings(brokers=["a"], max_message_bytes=2000))
     sink._client = client = Client(lambda _: None)
     client.limit_bytes = 1000
     small = Parcel(number=1, time_ns=1, key="run-1", data=b"{}")
     huge = Parcel(number=2, time_ns=2, key="run-2", data=bytes(50_000_000))
-    assert sink.send_batch([small, huge, small]) == 1
+    assert sink.begin([small, huge, small]) == 1
     with pytest.raises(DeliveryError, match="would be") as raised:
-        sink.send_batch([huge, small])
+        sink.begin([huge, small])
     assert not raised.value.retryable
+    assert sink.settle(5.0) == 1, "what was begun before is under way still"
+    assert client.under_way == 0
+
+
+# --- several under way ---
+
+
+def begin(client: Client, *sizes: int, timeout_s: float = 5.0) -> int:
+    return client.begin(rounds_of(*sizes), timeout_s)
+
+
+def test_the_next_are_begun_while_those_before_are_under_way() -> None:
+    slow: set[bytes] = {b"1.0"}
+    client = Client(lambda value: "never" if value in slow else None)
+    assert begin(client, 1, 2) == 2
+    assert client.settle(0.0) == 0 and client.under_way == 2
+    assert client.begin([[Message(b"k", [], b"3.0")]], 5.0) == 1
+    assert client.settle(0.05) == 0, "the oldest is awaited, though others have arrived"
+    slow.clear()
+    assert client.settle(5.0) == 3
+    assert client.settle(5.0) == 0, "at once, with nothing under way"
+    client.recall()
+    assert len(client.made) == 1 and not client.made[0].purged
+
+
+def test_an_error_is_that_of_its_round_and_not_of_one_before_it() -> None:
+    """Else a round that is on its way would be given up for another's fault."""
+    slow = {b"1.0"}
+    client = Client(
+        lambda value: "never" if value in slow else FakeError("INVALID_RECORD") if value == b"2.0" else None
+    )
+    assert begin(client, 1, 1, 1) == 3
+    assert client.settle(0.05) == 0
+    assert begin(client, 1) == 1, "it may be asked for; it is not sent before the trouble is told"
+    assert client.made[0].accepted == [b"1.0", b"2.0", b"3.0"]
+    slow.clear()
+    assert client.settle(5.0) == 1
+    with pytest.raises(DeliveryError, match="what happened") as raised:
+        client.settle(5.0)
+    assert not raised.value.retryable and raised.value.blames_item
+    client.recall()
+    assert client.under_way == 0
+    assert begin(client, 1) == 1 and client.settle(5.0) == 1
+
+
+def test_what_is_recalled_does_not_arrive_later() -> None:
+    client = Client(lambda _: "never")
+    begin(client, 2, 1)
+    client.recall()
+    assert client.made[0].purged
+    client.recall()  # with nothing under way
+    client._fate = lambda _: None
+    assert begin(client, 1) == 1 and client.settle(5.0) == 1
+    assert len(client.made) == 2
+
+
+def test_each_round_has_a_deadline_of_its_own() -> None:
+    client = Client(lambda value: "never" if value == b"2.0" else None)
+    begin(client, 1, 1, timeout_s=0.2)
+    assert client.settle(5.0) == 1
+    with pytest.raises(DeliveryError, match=r"no acknowledgement within 0\.2 s") as raised:
+        client.settle(60.0)
+    assert raised.value.retryable
+
+
+def test_smaller_parts_go_in_the_order_of_the_rounds() -> None:
+    """The topic takes less than it did, while several rounds are under way and more come."""
+    reached: list[bytes] = []
+
+    def fate(value: bytes) -> Any:
+        if len(value) > 3000:
+            return FakeError("MSG_SIZE_TOO_LARGE")
+        reached.append(value)
+        return None
+
+    client = Client(fate)
+    client.limit_bytes = 10_000
+    client._learn = lambda _: None  # type: ignore[method-assign]
+    sink = Kafka(KafkaSettings(brokers=["a"]))
+    sink._client = client
+    sizes = {1: 500, 2: 9000, 3: 100, 4: 8000, 5: 7}
+    parcels = [Parcel(number=n, time_ns=n, key=f"run-{n}", data=b"%d" % n * size) for n, size in sizes.items()]
+    assert sink.begin(parcels[:3]) == 3
+    settled, begun = 0, 3
+    while settled < 5:
+        settled += sink.settle(1.0)
+        if begun < 5 and client.limit_bytes < 10_000:
+            begun += sink.begin(parcels[3:])
+    assert not sink._under_way and client.under_way == 0
+    assert begun == 5 and client.limit_bytes < 5000
+    last = {value[:1]: index for index, value in enumerate(reached)}
+    assert sorted(last, key=lambda number: last[number]) == [b"1", b"2", b"3", b"4", b"5"]
+    for number, size in sizes.items():
+        assert sum(len(value) for value in reached if value[:1] == b"%d" % number) >= size
+
+
+def test_the_brokers_are_looked_at_again_while_rounds_are_under_way() -> None:
+    client = Client(lambda _: None)
+    assert begin(client, 1) == 1
+
+    def recheck() -> None:
+        client._flight.useless = True
+        raise DeliveryError("may not be called", retryable=False)
+
+    client._recheck = recheck  # type: ignore[method-assign]
+    with pytest.raises(DeliveryError, match="may not"):
+        begin(client, 1)
+    assert client.settle(5.0) == 1
+    client.recall()
+    assert client._producer is None, "not used again"
 
 
 @given(
@@ -188,3 +324,29 @@ def test_exactly_the_rounds_before_the_first_failure_count(sizes: list[int], bad
             client.deliver(rounds_of(*sizes), 5.0)
     else:
         assert client.deliver(rounds_of(*sizes), 5.0) == (len(sizes) if fails_at is None else fails_at - 1)
+
+
+@given(
+    sizes=st.lists(st.integers(1, 4), min_size=1, max_size=12),
+    chunk=st.integers(1, 4),
+    bad=st.integers(0, 14),
+    part=st.integers(0, 3),
+    room=st.integers(1, 30),
+    slow=st.booleans(),
+)
+def test_under_way_or_not_exactly_the_rounds_before_a_failure_count(
+    sizes: list[int], chunk: int, bad: int, part: int, room: int, slow: bool
+) -> None:
+    fails = b"%d.%d" % (bad, part)
+    client = Client(lambda value: FakeError("NOT_ENOUGH_REPLICAS") if value == fails else None, room)
+    fails_at = next((i for i, size in enumerate(sizes, 1) if i == bad and part < size), None)
+    waiting, arrived = rounds_of(*sizes), 0
+    try:
+        while waiting or client.under_way:
+            del waiting[: client.begin(waiting[:chunk], 5.0) if waiting else 0]
+            if slow or not waiting:
+                arrived += client.settle(5.0)
+    except DeliveryError:
+        assert arrived == (fails_at or 0) - 1
+    else:
+        assert fails_at is None and arrived == len(sizes)

@@ -10,13 +10,37 @@ import zstandard
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpuflight.subscribers.kafka_wire import MESSAGE_OVERHEAD_BYTES, Assembler, Encoding, Message, RoundMessage, cut
+from gpuflight.subscribers.kafka_wire import (
+    MESSAGE_OVERHEAD_BYTES,
+    Assembler,
+    Encoding,
+    Message,
+    RoundMessage,
+    cut,
+    envelope,
+)
 
 
 def encode(data: bytes, encoding: Encoding) -> bytes:
     if encoding == "gzip":
         return gzip.compress(data, mtime=0)
     return zstandard.compress(data) if encoding == "zstd" else data
+
+
+def cut_round(
+    data: bytes,
+    *,
+    namespace: str,
+    instance: str,
+    number: int,
+    time_ns: int,
+    base: int | None,
+    encoding: Encoding,
+    max_message_bytes: int,
+    trial: bool = False,
+) -> list[Message]:
+    around = envelope(namespace, instance, "graph" if base is None else "diff", encoding, trial=trial)
+    return cut(data, around, number, time_ns, base, max_message_bytes)
 
 
 def messages_of(
@@ -34,7 +58,7 @@ def messages_of(
     raw = encode(data, encoding)
 
     def cut_below(max_message_bytes: int) -> list[Message]:
-        return cut(
+        return cut_round(
             raw,
             namespace=namespace,
             instance=instance,
@@ -70,7 +94,7 @@ rounds = st.builds(
 
 def cut_one(who: int, number: int, one: Any) -> list[Message]:
     data, base, encoding, limit = one
-    return cut(
+    return cut_round(
         encode(data, encoding),
         namespace=f"knoten-ü{who}",
         instance=f"run{who}",
@@ -209,7 +233,7 @@ def test_a_zstd_stream_that_does_not_say_its_size() -> None:
     def sized(count: int, number: int) -> list[Message]:
         writer = zstandard.ZstdCompressor(write_content_size=False).compressobj()
         raw = writer.compress(bytes(count)) + writer.flush()
-        return cut(
+        return cut_round(
             raw,
             namespace="n",
             instance="a",
@@ -285,9 +309,11 @@ def test_trials_and_strangers_are_passed_over() -> None:
 
 def test_no_room_is_told() -> None:
     with pytest.raises(ValueError, match="no room"):
-        cut(b"x", namespace="n", instance="a", number=1, time_ns=1, base=None, encoding="none", max_message_bytes=500)
+        cut_round(
+            b"x", namespace="n", instance="a", number=1, time_ns=1, base=None, encoding="none", max_message_bytes=500
+        )
     with pytest.raises(ValueError, match="would be"):
-        cut(
+        cut_round(
             bytes(20_000_000),
             namespace="n",
             instance="a",

@@ -262,21 +262,66 @@ def test_tries_may_be_limited() -> None:
     assert queue.statistics().dropped_by == {"attempts": 1}
 
 
-def test_several_may_be_taken_at_once_and_those_that_did_not_arrive_are_next() -> None:
-    queue: DeliveryQueue[int] = DeliveryQueue(policy="spool", max_items=40, backoff=steady())
-    for item in range(1, 21):
+def filled(count: int, **more: Any) -> DeliveryQueue[int]:
+    queue: DeliveryQueue[int] = DeliveryQueue(policy="spool", backoff=steady(), **more)
+    for item in range(1, count + 1):
         queue.receive(0.0)
         queue.stored(item, 1)
-    assert [queue.take(0.0), *queue.take_more(100, 100)] == list(range(1, 11)), "at most a quarter of the queue"
-    queue.delivered(7)
-    assert [queue.take(0.0), *queue.take_more(3, 100)] == [8, 9, 10]
+    return queue
+
+
+def test_the_next_may_be_taken_while_those_before_are_under_way() -> None:
+    queue = filled(30, max_items=40)
+    assert queue.take_more(5, 100) == [], "only after a first one"
+    assert queue.take(0.0) == 1
+    assert queue.take(0.0) is None
+    assert queue.take_more(4, 100) == [2, 3, 4]
+    assert queue.take_more(4, 100) == []
+    queue.delivered(3)
+    assert queue.statistics().queued == 27
+    assert queue.take_more(100, 4) == [5, 6, 7], "the bounds are of all under way"
+    assert queue.take_more(100, 100) == list(range(8, 24)), "at most half of the queue"
+    queue.delivered()
     queue.failed("no", 0.0, retryable=False)
-    assert [queue.take(0.0), *queue.take_more(3, 2)] == [9, 10]
+    assert queue.take(0.0) == 6, "those after it wait again"
+    assert queue.take_more(3, 100) == [7, 8]
     queue.failed("no", 0.0, retryable=True)
     assert queue.take(0.0) is None
-    assert [queue.take(BACKOFF_FIRST_S), *queue.take_more(2, 100)] == [9, 10]
-    queue.delivered(2)
-    assert queue.statistics().sent == 9 and queue.statistics().dropped_by == {"failed": 1}
+    assert queue.take(BACKOFF_FIRST_S) == 6
+    queue.delivered()
+    assert queue.statistics().sent == 5 and queue.statistics().dropped_by == {"failed": 1}
+
+
+def test_what_is_taken_back_is_next_as_if_it_had_not_been_taken() -> None:
+    queue = filled(5)
+    assert queue.take(0.0) == 1
+    assert queue.take_more(3, 100) == [2, 3]
+    queue.delivered()
+    queue.take_back()
+    statistics = queue.statistics()
+    assert (statistics.sent, statistics.queued, statistics.retries, statistics.errors) == (1, 4, 0, 0)
+    assert queue.take(0.0) == 2
+    queue.take_back()
+    queue.paused = True
+    assert queue.take(0.0) is None
+    queue.paused = False
+    assert queue.take(0.0) == 2
+    queue.paused = True
+    assert queue.take_more(10, 100) == [], "who pauses wants no more of them"
+
+
+def test_one_that_is_tried_in_place_of_a_suspect_goes_alone_and_behind_it_again() -> None:
+    queue = filled(4)
+    now_s = 0.0
+    for _ in range(POISON_TRIES):
+        now_s = _blame(queue, now_s)
+    assert queue.take(now_s) == 2
+    assert queue.take_more(10, 100) == []
+    queue.take_back()
+    assert queue.take(now_s) == 2, "the suspect is still one"
+    queue.delivered()
+    assert queue.statistics().dropped_by == {"poison": 1}
+    assert [queue.take(now_s), *queue.take_more(10, 100)] == [3, 4]
 
 
 class Conservation(RuleBasedStateMachine):
@@ -332,18 +377,25 @@ class Conservation(RuleBasedStateMachine):
         else:
             self.queue.lost("spool")
 
-    @rule(hurry=st.booleans(), more=st.integers(0, 8), more_bytes=st.integers(0, 200))
-    def take(self, hurry: bool, more: int = 0, more_bytes: int = 0) -> None:
+    @rule(hurry=st.booleans())
+    def take(self, hurry: bool) -> None:
         due = self.queue.due_in_s(self.now_s, hurry=hurry) == 0.0
         item = self.queue.take(self.now_s, hurry=hurry)
         assert (item is not None) == due
         if item is not None:
             assert not self.taken
-            with_it = self.queue.take_more(more, more_bytes)
-            assert len(with_it) <= max(0, min(more, self.max_items // 4) - 1)
-            self.taken = [item, *with_it]
-            assert self.taken == sorted(self.taken)
-            assert not set(self.taken) & set(self.settled)
+            assert item not in self.settled
+            self.taken = [item]
+
+    @precondition(lambda self: self.taken)
+    @rule(more=st.integers(0, 12), more_bytes=st.integers(0, 500))
+    def take_more(self, more: int, more_bytes: int) -> None:
+        found = self.queue.take_more(more, more_bytes)
+        assert not found or len(self.taken) + len(found) <= min(more, self.max_items // 2)
+        assert not found or not self.queue.paused
+        self.taken += found
+        assert self.taken == sorted(self.taken)
+        assert not set(self.taken) & set(self.settled)
 
     @precondition(lambda self: self.taken)
     @rule(data=st.data())
@@ -354,6 +406,16 @@ class Conservation(RuleBasedStateMachine):
         assert self.queue.statistics().sent == before + count
         assert not self.settled or self.taken[0] > max(self.settled), "out of order"
         self.settled += self.taken[:count]
+        self.taken = self.taken[count:]
+
+    @precondition(lambda self: self.taken and self.policy != "latest")
+    @rule()
+    def take_back(self) -> None:
+        before = self.queue.statistics()
+        self.queue.take_back()
+        after = self.queue.statistics()
+        assert (after.sent, after.errors, after.retries) == (before.sent, before.errors, before.retries)
+        assert self.queue.closed or after.dropped == before.dropped
         self.taken = []
 
     @precondition(lambda self: self.taken)
@@ -368,7 +430,7 @@ class Conservation(RuleBasedStateMachine):
         """Enough in a row to make an item a suspect."""
         for _ in range(times):
             self.now_s += BACKOFF_MAX_S
-            self.take(True)
+            self.take(hurry=True)
             if self.taken:
                 self.queue.failed("500", self.now_s, retryable=True, blames_item=True)
                 self.taken = []

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -335,15 +335,15 @@ def test_what_could_not_be_forgotten_is_forgotten_later(
     members: SubscriberSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else it would take room for ever, and arrive once more after the next start."""
-    real = Spool.remove
+    real = Spool.remove_all
     full = True
 
-    def remove(self: Spool, parcel_id: int, *, poison: str = "") -> None:
+    def remove_all(self: Spool, settled: Sequence[tuple[int, str]]) -> None:
         if full:
             raise self._problem(sqlite3.OperationalError("database or disk is full"))
-        real(self, parcel_id, poison=poison)
+        real(self, settled)
 
-    monkeypatch.setattr(Spool, "remove", remove)
+    monkeypatch.setattr(Spool, "remove_all", remove_all)
     sink = Sink(spooling(tmp_path))
     members.add(sink)
     for number in range(1, 4):

@@ -20,6 +20,10 @@ thread, and calls it by these rules, which hold for every subscriber (tests/unit
 
 A **PackedSubscriber** splits ``deliver`` in two, so that rounds can wait on disk (policy ``spool``): ``pack`` makes
 bytes of a round and changes nothing (it may be called by another thread), ``send`` hands the bytes over.
+
+With ``window_items`` above 0 it takes the next rounds that wait on disk while those before are under way, all by the
+one thread of the worker: ``begin`` hands over some and does not wait, ``settle`` waits for the oldest, ``recall`` takes
+back what is under way, which the worker calls after every error and before it ends.
 """
 
 from __future__ import annotations
@@ -178,8 +182,9 @@ class PackedSubscriber(Subscriber):
     """A subscriber whose rounds can wait as bytes."""
 
     settings_class: ClassVar[type[Any] | None] = PackedSettings
-    batch_items: ClassVar[int] = 1
-    """How many rounds ``send_batch`` takes at once when they wait on disk; 1 if each is sent for itself."""
+    window_items: ClassVar[int] = 0
+    """How many rounds that wait on disk may be under way at a time, by ``begin`` and ``settle``; 0 if each is sent for
+    itself, by ``send``."""
 
     def __init__(self, settings: Any = None) -> None:
         super().__init__(settings)
@@ -194,11 +199,21 @@ class PackedSubscriber(Subscriber):
     def send(self, packed: Parcel) -> None:
         """Hand over one round. Raises DeliveryError."""
 
-    def send_batch(self, batch: list[Parcel]) -> int:
-        """Hand over several rounds, in order, and return how many of the first have arrived: at least one. Those after
-        them are handed over again. Raises DeliveryError if the first has not."""
-        self.send(batch[0])
-        return 1
+    def begin(self, batch: list[Parcel]) -> int:
+        """Hand over several rounds, in order, after those that are under way, and do not wait until they have arrived.
+        Returns how many of the first are under way now: at least one. Raises DeliveryError if the first cannot be; then
+        none of the batch is, and those before are settled first."""
+        raise NotImplementedError
+
+    def settle(self, wait_s: float) -> int:
+        """Wait until the oldest round that is under way has arrived, for at most ``wait_s``; returns how many of the
+        oldest have arrived since it was asked last. Raises DeliveryError if the oldest has not and will not, which is
+        so ``deliver_deadline_s`` after it was begun at the latest. Those after it are begun again, after ``recall``."""
+        raise NotImplementedError
+
+    def recall(self) -> None:
+        """Take back what is under way, if anything is, so that it does not overtake what is begun later. Bounded in
+        time."""
 
     def deliver(self, completed: Round) -> None:
         """Pack and send."""

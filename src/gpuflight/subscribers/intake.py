@@ -78,19 +78,17 @@ class Intake:
                     self._gaps += 1
                 self._settled.append((item, why if why in ("failed", "poison", "attempts") else ""))
             self._queue.released.clear()
-        while True:
+            settled = list(self._settled)
+            self._settled.clear()
+        if not settled:
+            return
+        try:
+            self.spool.remove_all(settled)
+        except DeliveryError as error:
+            # Tried again with the next one. At the end it stays stored, and a later process sends it again.
             with self._changed:
-                if not self._settled:
-                    return
-                item, poison = self._settled.popleft()
-            try:
-                self.spool.remove(item, poison=poison)
-            except DeliveryError as error:
-                # Tried again with the next one. At the end it stays stored, and a later process sends it again.
-                with self._changed:
-                    self._settled.appendleft((item, poison))
-                self._note(error)
-                return
+                self._settled.extendleft(reversed(settled))
+            self._note(error)
 
     def _run(self) -> None:
         if not self._open():

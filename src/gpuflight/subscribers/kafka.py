@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 from pydantic import Field
@@ -21,10 +22,13 @@ from gpuflight.subscribers.kafka_settings import (
     broker_target,
     files_of,
 )
-from gpuflight.subscribers.kafka_wire import Message, cut
+from gpuflight.subscribers.kafka_wire import Envelope, Message, cut, envelope
 from gpuflight.subscribers.netguard import ANYTHING, Refused
 
-_MAGIC: tuple[tuple[bytes, Encoding], ...] = ((b"\x28\xb5\x2f\xfd", "zstd"), (b"\x1f\x8b", "gzip"))
+_ZSTD, _GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
+"""How bytes of either coding begin."""
+
+ENVELOPES_MAX = 32
 
 
 class KafkaSettings(KafkaConnection, PackedSettings):
@@ -60,11 +64,14 @@ class Kafka(PackedSubscriber):
     """Publishes rounds to a Kafka topic."""
 
     settings_class = KafkaSettings
-    batch_items = 1000
+    window_items = 1000
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
         self._client: KafkaClient | None = None
+        self._namespace: str = self.settings.namespace or os.uname().nodename or "host"
+        self._under_way: deque[Parcel] = deque()
+        self._envelopes: dict[tuple[str, bytes, bool, bool], Envelope] = {}
 
     def outside(self) -> Outside:
         """Raises Refused for settings that reach further than can be checked."""
@@ -97,57 +104,99 @@ class Kafka(PackedSubscriber):
 
     def send(self, packed: Parcel) -> None:
         """Returns when the brokers have acknowledged every part of the round, so that there is nothing to flush."""
-        self._send([packed])
+        self._send(packed)
 
-    def send_batch(self, batch: list[Parcel]) -> int:
-        return self._send(batch)
+    def begin(self, batch: list[Parcel]) -> int:
+        client = self._started()
+        begun = len(batch)
+        if client.under_way == len(self._under_way):  # else those before them have to be begun again first
+            begun = client.begin(self._cut_all(batch, client.limit_bytes), self._deadline_s)
+        self._under_way.extend(batch[:begun])
+        return begun
+
+    def settle(self, wait_s: float) -> int:
+        client = self._started()
+        if self._under_way and not client.under_way:
+            client.begin(self._cut_all(list(self._under_way), client.limit_bytes), self._deadline_s)
+        try:
+            arrived = client.settle(wait_s)
+        except MessageTooLarge:
+            # The topic takes less than it did, or than anyone told: smaller parts may pass.
+            client.recall()
+            if not client.shrink():
+                raise
+            return 0
+        for _ in range(arrived):
+            self._under_way.popleft()
+        return arrived
+
+    def recall(self) -> None:
+        self._under_way.clear()
+        if self._client is not None:
+            self._client.recall()
 
     def trial(self, completed: Round) -> None:
         """Sends the round with the header ``gpuflight-trial``, which readers pass over."""
-        self._send([self.pack(completed, None)], trial=True)
+        self._send(self.pack(completed, None), trial=True)
 
     def close(self) -> None:
         client, self._client = self._client, None
         if client is not None:
             client.close()
 
-    def _send(self, batch: list[Parcel], *, trial: bool = False) -> int:
-        client = self._client
-        if client is None:
+    @property
+    def _deadline_s(self) -> float:
+        return float(self.settings.deliver_deadline_s)
+
+    def _started(self) -> KafkaClient:
+        if self._client is None:
             raise DeliveryError("not started", retryable=False)
-        deadline_s = time.monotonic() + float(self.settings.deliver_deadline_s)
+        return self._client
+
+    def _send(self, packed: Parcel, *, trial: bool = False) -> None:
+        client = self._started()
+        deadline_s = time.monotonic() + self._deadline_s
         while True:
-            rounds = self._cut_all(batch, client.limit_bytes, trial)
             try:
-                return client.deliver(rounds, deadline_s - time.monotonic())
+                client.deliver([self._cut(packed, client.limit_bytes, trial=trial)], deadline_s - time.monotonic())
             except MessageTooLarge:
-                # The topic takes less than it did, or than anyone told: smaller parts may pass.
+                # As in settle.
                 if not client.shrink() or time.monotonic() >= deadline_s:
                     raise
+            else:
+                return
 
-    def _cut_all(self, batch: list[Parcel], limit_bytes: int, trial: bool) -> Iterator[list[Message]]:
-        yield self._cut(batch[0], limit_bytes, trial)
+    def _cut_all(self, batch: list[Parcel], limit_bytes: int) -> Iterable[list[Message]]:
+        try:
+            return [self._cut(packed, limit_bytes) for packed in batch]
+        except DeliveryError:
+            return self._cut_some(batch, limit_bytes)
+
+    def _cut_some(self, batch: list[Parcel], limit_bytes: int) -> Iterator[list[Message]]:
+        """Up to the first that cannot be cut, which is told when it is the first."""
+        yield self._cut(batch[0], limit_bytes)
         for packed in batch[1:]:
             try:
-                messages = self._cut(packed, limit_bytes, trial)
+                messages = self._cut(packed, limit_bytes)
             except DeliveryError:
-                return  # told when it is the first
+                return
             yield messages
 
-    def _cut(self, packed: Parcel, limit_bytes: int, trial: bool) -> list[Message]:
-        # What waited on disk may be of other settings: the bytes tell their coding themselves, JSON begins with {.
-        encoding: Encoding = next((name for magic, name in _MAGIC if packed.data.startswith(magic)), "none")
+    def _cut(self, packed: Parcel, limit_bytes: int, *, trial: bool = False) -> list[Message]:
+        data, base = packed.data, packed.base
+        kind = (packed.key.rpartition("-")[0], data[:4], base is None, trial)
+        around = self._envelopes.get(kind) or self._envelope(*kind)
         try:
-            return cut(
-                packed.data,
-                namespace=self.settings.namespace or os.uname().nodename or "host",
-                instance=packed.key.rpartition("-")[0],
-                number=packed.number,
-                time_ns=packed.time_ns,
-                base=packed.base,
-                encoding=encoding,
-                max_message_bytes=limit_bytes,
-                trial=trial,
-            )
+            return cut(data, around, packed.number, packed.time_ns, base, limit_bytes)
         except ValueError as error:
             raise DeliveryError(f"kafka: {error}", retryable=False) from error
+
+    def _envelope(self, instance: str, start: bytes, whole: bool, trial: bool) -> Envelope:
+        # What waited on disk may be of other settings: the bytes tell their coding themselves, JSON begins with {.
+        encoding: Encoding = "zstd" if start == _ZSTD else "gzip" if start.startswith(_GZIP) else "none"
+        content: Content = "graph" if whole else "diff"
+        if len(self._envelopes) >= ENVELOPES_MAX:
+            self._envelopes.clear()
+        made = envelope(self._namespace, instance, content, encoding, trial=trial)
+        self._envelopes[(instance, start, whole, trial)] = made
+        return made

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from gpuflight.errors import DeliveryError, MissingExtra
-from gpuflight.subscribers.kafka_errors import TOO_LARGE, UNKNOWN_TOPIC, Reasons, delivery_error
+from gpuflight.subscribers.kafka_errors import TOO_LARGE, Reasons, delivery_error
+from gpuflight.subscribers.kafka_flight import Flight, Sent, producing
 from gpuflight.subscribers.kafka_settings import (
     KafkaConnection,
     address_of,
@@ -36,34 +37,8 @@ RECHECK_S = 60.0
 MESSAGE_BYTES_MAX = 1_000_000
 """Messages are not larger than this unless the settings say so, however much the broker would take."""
 MESSAGE_BYTES_MIN = 2000
-
-
-class _Flight:
-    """Messages that are on their way, of one or more rounds. ``pending[n]`` counts those of round n."""
-
-    def __init__(self) -> None:
-        self.pending: list[int] = []
-        self.under_way = 0
-        self.error: Any = None
-
-    def reporter(self, messages: int) -> Callable[[Any, Any], None]:
-        """One more round, of so many messages; takes their delivery reports."""
-        index = len(self.pending)
-        self.pending.append(messages)
-
-        def report(error: Any, _message: Any) -> None:
-            self.under_way -= 1
-            if error is None:
-                self.pending[index] -= 1
-            elif self.error is None:  # the first is the cause; those after it may be consequences
-                self.error = error
-
-        return report
-
-    @property
-    def arrived(self) -> int:
-        """How many of the first rounds have arrived whole."""
-        return next((index for index, left in enumerate(self.pending) if left), len(self.pending))
+POLL_ROUNDS = 100
+"""Reports are taken up at least so often while rounds are begun."""
 
 
 class KafkaClient:
@@ -88,6 +63,7 @@ class KafkaClient:
         self._fixed = fixed_limit_bytes is not None
         self._reasons = Reasons(secrets_of(connection))
         self._producer: Any = None
+        self._flight = Flight()
         self._checked_s = 0.0
 
     def open(self) -> None:
@@ -110,31 +86,86 @@ class KafkaClient:
         self._producer = self._new_producer()
 
     def deliver(self, rounds: Iterable[Sequence[Message]], timeout_s: float) -> int:
-        """Send the messages of one or more rounds, in order, the first while the next are being made, and wait until
-        the brokers have acknowledged them. Returns how many of the first rounds have arrived, at least one; raises
-        DeliveryError if the first has not. Then no message is under way any more, and none can overtake a later try."""
+        """Send the messages of one or more rounds, in order, and wait until the brokers have acknowledged them. Returns
+        how many of the first rounds have arrived, at least one; raises DeliveryError if the first has not. Then no
+        message is under way any more, and none can overtake a later try. Not while others are under way."""
         deadline_s = time.monotonic() + timeout_s
+        arrived = 0
+        try:
+            left = self.begin(rounds, timeout_s)
+            while left:
+                more = self.settle(deadline_s - time.monotonic())
+                arrived, left = arrived + more, left - more
+        except DeliveryError:
+            if not arrived:
+                raise
+        finally:
+            self.recall()
+        return arrived
+
+    def begin(self, rounds: Iterable[Sequence[Message]], timeout_s: float) -> int:
+        """Send the messages of one or more rounds, in order, the first while the next are being made, and do not wait.
+        Returns how many of the first rounds are under way now, at least one; what becomes of them is told by
+        ``settle``, within ``timeout_s`` from now. Raises DeliveryError if the first is not."""
         self._recheck()
+        flight = self._flight
         if self._producer is None:
             self._producer = self._new_producer()
-        self._reasons.clear()
-        flight = _Flight()
-        self._produce(rounds, flight, deadline_s)
-        self._await(flight, deadline_s)
-        late = flight.under_way > 0 and flight.error is None
-        fatal = self._reasons.fatal or (flight.error is not None and flight.error.fatal())
-        stale = flight.error is not None and flight.error.name() in UNKNOWN_TOPIC  # kept for minutes otherwise
-        if flight.under_way or fatal or stale:
-            # What is still under way must not overtake a later try; and a producer whose sequence of messages has a
-            # hole, or that does not answer, is of no use any longer.
+        if not flight.rounds:
+            self._reasons.clear()
+        flight.timeout_s = timeout_s
+        deadline_s = time.monotonic() + timeout_s
+        produce = producing(self._producer, self._connection.topic, self._poll)
+        begun = flight.rounds
+        count = 0
+        for messages in rounds:
+            sent = Sent(flight, len(messages), deadline_s)
+            begun.append(sent)
+            count += 1
+            if flight.failed or not produce(messages, sent):
+                sent.left = -1
+                break
+            if not count % POLL_ROUNDS:
+                self._poll(0)
+        return count
+
+    @property
+    def under_way(self) -> int:
+        """Rounds begun and not settled."""
+        return len(self._flight.rounds)
+
+    def settle(self, wait_s: float) -> int:
+        """Wait until the oldest round under way has arrived, for at most ``wait_s``. Returns how many of the oldest
+        have arrived since it was asked last. Raises DeliveryError if the oldest has not and will not; then ``recall``.
+        """
+        flight = self._flight
+        until_s = time.monotonic() + wait_s
+        if flight.rounds:
+            self._poll(0)
+        while flight.rounds:
+            arrived = flight.take_arrived()
+            if arrived:
+                return arrived
+            oldest, now_s = flight.rounds[0], time.monotonic()
+            if oldest.error is not None:
+                raise self._problem(oldest.error)
+            if now_s >= oldest.deadline_s:
+                text = self._reasons.text or f"no acknowledgement within {flight.timeout_s:g} s"
+                raise DeliveryError(f"kafka {self.where}: {text}", retryable=True)
+            if now_s >= until_s:
+                return 0
+            self._poll(min(until_s - now_s, oldest.deadline_s - now_s, 1.0))
+        return 0
+
+    def recall(self) -> None:
+        """Take back what is under way, if anything is, so that it does not overtake a later try."""
+        flight = self._flight
+        if self._producer is not None and (flight.unreported or flight.useless or self._reasons.fatal):
+            # A producer whose sequence of messages has a hole, or that does not answer, is of no use any longer.
             self._purge(flight)
             self._discard()
-        if flight.arrived:
-            return flight.arrived
-        if flight.error is not None and not late:
-            raise self._problem(flight.error)
-        text = self._reasons.text or f"no acknowledgement within {timeout_s:g} s"
-        raise DeliveryError(f"kafka {self.where}: {text}", retryable=True)
+        flight.rounds.clear()
+        self._flight = Flight()
 
     def shrink(self) -> bool:
         """After a message was too large: learn what the broker takes, or guess; whether that is less than before."""
@@ -155,48 +186,29 @@ class KafkaClient:
 
     def close(self) -> None:
         """Give back everything, within ``CLOSE_TIMEOUT_S``."""
+        self._flight.rounds.clear()
+        self._flight = Flight()
         self._discard()
 
     # --- messages ---
 
-    def _produce(self, rounds: Iterable[Sequence[Message]], flight: _Flight, deadline_s: float) -> None:
-        from confluent_kafka import KafkaException
-
-        producer, topic = self._producer, self._connection.topic
-        for messages in rounds:
-            report = flight.reporter(len(messages))
-            for message in messages:
-                while True:
-                    flight.under_way += 1
-                    try:
-                        producer.produce(topic, message.value, message.key, headers=message.headers, on_delivery=report)
-                        break
-                    except BufferError:  # its own queue is full: those ahead have to go first
-                        flight.under_way -= 1
-                        if time.monotonic() >= deadline_s:
-                            return
-                        producer.poll(0.05)
-                    except KafkaException as error:
-                        flight.under_way -= 1
-                        flight.error = flight.error or error.args[0]
-                        break
-                if flight.error is not None:
-                    return
-            producer.poll(0)
-
-    def _await(self, flight: _Flight, deadline_s: float) -> None:
-        while flight.under_way and flight.error is None:
-            left_s = deadline_s - time.monotonic()
-            if left_s <= 0:
-                return
-            self._producer.poll(min(left_s, 1.0))
-
-    def _purge(self, flight: _Flight) -> None:
+    def _purge(self, flight: Flight) -> None:
         """Take back what is still under way."""
         self._producer.purge()
         deadline_s = time.monotonic() + 2.0
-        while flight.under_way and time.monotonic() < deadline_s:
-            self._producer.poll(0.05)
+        while flight.unreported and time.monotonic() < deadline_s:
+            self._poll(0.05)
+
+    def _poll(self, wait_s: float) -> None:
+        """Take up what is reported. An error that ends the producer is raised by it, once; what becomes of each message
+        is reported still."""
+        from confluent_kafka import KafkaException
+
+        try:
+            self._producer.poll(wait_s)
+        except KafkaException as error:
+            self._flight.failed = self._flight.useless = True
+            self._reasons.note(error.args[0])
 
     # --- the cluster ---
 
@@ -260,7 +272,7 @@ class KafkaClient:
         try:
             self._check(_brokers_of(metadata), REQUEST_TIMEOUT_S)
         except DeliveryError:
-            self._discard()
+            self._flight.useless = True  # what is under way was begun before
             raise
 
     def _check(self, targets: list[Target], timeout_s: float) -> None:
@@ -300,10 +312,12 @@ class KafkaClient:
         timeout_ms = int(self._deadline_s * 1000)
         config = {
             "partitioner": "murmur2_random",  # as the Java clients choose
-            "linger.ms": 0,  # parts of a round come all at once; there is nothing to wait for
+            "linger.ms": 1,  # else each of many small rounds is a request of its own
             **self._config(),
             "acks": "all",
             "enable.idempotence": True,
+            # None after one that is refused, however long it takes us to hear of it; the producer then ends.
+            "enable.gapless.guarantee": True,
             "compression.type": self._compression,
             # Also the limit of a batch, which is what a broker compares with its own.
             "message.max.bytes": self.limit_bytes,

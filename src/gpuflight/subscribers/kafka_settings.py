@@ -38,6 +38,7 @@ _SET_BY_US = {
     "acks": "",
     "request.required.acks": "",
     "enable.idempotence": "",
+    "enable.gapless.guarantee": "",
     "transactional.id": "",
     "group.id": "",
     "enable.auto.commit": "",

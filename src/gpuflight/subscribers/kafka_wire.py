@@ -41,14 +41,18 @@ PARTS_MAX = 100_000
 MESSAGE_OVERHEAD_BYTES = 512
 """Upper bound of what a message takes beside key, value and texts of the headers: batch (61), record (21), lengths."""
 
+_NUMBERS_BYTES = sum(len(name) for name in ("round", "time_ns", "crc32", "base")) + 20 + 20 + 10 + 20
+"""Upper bound of the headers that are different for each round."""
+
 _STEP_BYTES = 4096
+_THE_ONLY_PART = (("part", b"0"), ("parts", b"1"))
 
 Content = Literal["graph", "diff"]
 Encoding = Literal["none", "gzip", "zstd"]
 Headers = Iterable[tuple[str, bytes | None]] | Mapping[str, bytes | None]
 
 
-class Message(Struct, frozen=True):
+class Message(Struct, frozen=True, gc=False):
     """One message of the topic."""
 
     key: bytes
@@ -68,36 +72,44 @@ class RoundMessage(Struct, frozen=True, kw_only=True):
     data: bytes
 
 
-def cut(
-    data: bytes,
-    *,
-    namespace: str,
-    instance: str,
-    number: int,
-    time_ns: int,
-    base: int | None,
-    encoding: Encoding,
-    max_message_bytes: int,
-    trial: bool = False,
-) -> list[Message]:
-    """The messages of a round, none of which is larger than ``max_message_bytes``, whatever of it is counted. Raises
-    ValueError if that leaves no room, or if there would be more than ``PARTS_MAX``."""
+class Envelope(Struct, frozen=True):
+    """What is the same in the messages of many rounds. ``size_bytes`` is what a message takes with it."""
+
+    key: bytes
+    headers: tuple[tuple[str, bytes], ...]
+    size_bytes: int
+
+
+def envelope(namespace: str, instance: str, content: Content, encoding: Encoding, *, trial: bool = False) -> Envelope:
+    """For the rounds of one instance that are encoded in the same way."""
     key = namespace.encode()
-    common: list[tuple[str, bytes]] = [
+    headers = [
         (FORMAT_HEADER, FORMAT),
         ("instance", instance.encode()),
-        ("round", b"%d" % number),
-        ("time_ns", b"%d" % time_ns),
-        ("content", b"graph" if base is None else b"diff"),
+        ("content", content.encode()),
         ("encoding", encoding.encode()),
-        ("crc32", b"%d" % _crc32()(data)),
     ]
+    if trial:
+        headers.append((TRIAL_HEADER, b"true"))
+    size_bytes = MESSAGE_OVERHEAD_BYTES + len(key) + sum(len(name) + len(value) for name, value in headers)
+    return Envelope(key, tuple(headers), size_bytes)
+
+
+def cut(
+    data: bytes, around: Envelope, number: int, time_ns: int, base: int | None, max_message_bytes: int
+) -> list[Message]:
+    """The messages of a round, none of which is larger than ``max_message_bytes``, whatever of it is counted. ``base``
+    is None for a whole round. Raises ValueError if that leaves no room, or if there would be more than ``PARTS_MAX``.
+    """
+    fixed = around.headers
+    common = [*fixed, ("round", b"%d" % number), ("time_ns", b"%d" % time_ns), ("crc32", b"%d" % _crc32()(data))]
     if base is not None:
         common.append(("base", b"%d" % base))
-    if trial:
-        common.append((TRIAL_HEADER, b"true"))
-    texts_bytes = sum(len(name) + len(value) for name, value in common)
-    room_bytes = max_message_bytes - MESSAGE_OVERHEAD_BYTES - len(key) - texts_bytes
+    room_bytes = max_message_bytes - around.size_bytes
+    if len(data) <= room_bytes - _NUMBERS_BYTES:  # by far the most
+        common += _THE_ONLY_PART
+        return [Message(around.key, common, data)]
+    room_bytes -= sum(len(name) + len(value) for name, value in common[len(fixed) :])
     if room_bytes <= 0:
         raise ValueError(f"messages of {max_message_bytes} bytes have no room for a part of a round")
     parts = max(1, -(-len(data) // room_bytes))
@@ -106,7 +118,7 @@ def cut(
     size_bytes = -(-len(data) // parts)  # about equal, so that none is tiny
     return [
         Message(
-            key,
+            around.key,
             [*common, ("part", b"%d" % part), ("parts", b"%d" % parts)],
             data[part * size_bytes : (part + 1) * size_bytes],
         )

@@ -1,7 +1,8 @@
 """The bounded queue of one subscriber: what waits, what is due, and the count of everything. No threads, no clock.
 
-At every moment ``received = sent + dropped + queued``; the item that is being delivered counts as queued until it is
-settled. Times are seconds of one monotonic clock. Three policies:
+At every moment ``received = sent + dropped + queued``; items that are being delivered count as queued until they are
+settled. They are settled in order: the oldest arrived (``delivered``) or did not (``failed``). Times are seconds of one
+monotonic clock. Three policies:
 
 * ``latest``: one item in delivery, one waiting; a newer one takes the place of the one that waits.
 * ``block``: first in, first out; when full, there is no room and who offers has to wait or to let it be dropped.
@@ -13,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from itertools import islice
 from typing import Generic, Literal, TypeVar
 
 from msgspec import Struct, field
@@ -92,11 +94,12 @@ class DeliveryQueue(Generic[Item]):
         """Policy ``spool``: what was settled and is still stored, with ``sent`` or why it was dropped."""
         self._backoff = backoff or Backoff()
         self._waiting: deque[_Entry[Item]] = deque()
-        self._in_delivery: list[_Entry[Item]] = []
+        self._in_delivery: list[_Entry[Item]] = []  # in order; several where the receiver takes the next meanwhile
         self._suspect: _Entry[Item] | None = None
         self._probing = False
         self._unstored: deque[float] = deque()  # when each item that is not stored yet was received
         self._bytes = 0
+        self._taken_bytes = 0  # of what is in delivery; of no meaning while nothing is
         self._not_before_s = -math.inf
         self._accepted_s = -math.inf
         self._retry_at_s = -math.inf
@@ -188,39 +191,57 @@ class DeliveryQueue(Generic[Item]):
             del self._waiting[1]
         else:
             entry = self._waiting.popleft()
-        self._in_delivery = [entry]
+        self._in_delivery, self._taken_bytes = [entry], entry.size_bytes
         self._not_before_s = now_s + self.interval_s
         return entry.item
 
     def take_more(self, max_items: int, max_bytes: int) -> list[Item]:
-        """Further items to deliver together with the one just taken, in order: at most a quarter of what the queue may
-        hold, so that what it drops for want of room is still among the oldest."""
-        if self.policy == "latest" or self._probing or self._suspect is not None or not self._in_delivery:
+        """Further items to deliver while those taken are under way, in order. The bounds are of all that are in
+        delivery; they are at most half of what the queue may hold, so that what it drops for want of room is still
+        among the older ones."""
+        if self.policy == "latest" or self.paused or self._probing or self._suspect is not None:
             return []
-        max_items = min(max_items, self.max_items // 4)
-        left_bytes = min(max_bytes, self.max_bytes // 4) - self._in_delivery[0].size_bytes
+        if not self._in_delivery:
+            return []
+        waiting, taken = self._waiting, self._in_delivery
+        left = min(max_items, self.max_items // 2) - len(taken)
+        left_bytes = min(max_bytes, self.max_bytes // 2) - self._taken_bytes
         more: list[Item] = []
-        while self._waiting and len(self._in_delivery) < max_items and self._waiting[0].size_bytes <= left_bytes:
-            entry = self._waiting.popleft()
+        for entry in islice(waiting, max(0, left)):
             left_bytes -= entry.size_bytes
-            self._in_delivery.append(entry)
+            if left_bytes < 0:
+                break
+            self._taken_bytes += entry.size_bytes
+            taken.append(entry)
             more.append(entry.item)
+        for _ in more:
+            waiting.popleft()
         return more
 
     def delivered(self, count: int = 1) -> None:
-        """The first ``count`` (at least one) of the items taken have arrived. The others wait again."""
-        taken, self._in_delivery = self._in_delivery, []
-        if not taken:  # given up meanwhile
+        """The oldest ``count`` (at least one) of the items in delivery have arrived."""
+        arrived, self._in_delivery = self._in_delivery[:count], self._in_delivery[count:]
+        if not arrived:  # given up meanwhile
             return
-        for entry in taken[:count]:
-            self._statistics.sent += 1
-            self._release(entry, "sent")
-        self._put_back(taken[count:])
+        self._statistics.sent += len(arrived)
+        arrived_bytes = sum([entry.size_bytes for entry in arrived])
+        self._bytes -= arrived_bytes
+        self._taken_bytes -= arrived_bytes
+        if self.policy == "spool":
+            self.released += [(entry.item, "sent") for entry in arrived]
         if self._probing and self._waiting and self._waiting[0] is self._suspect:
             self._give_up(self._waiting.popleft(), "poison")
         self._suspect, self._probing = None, False
         self._backoff.reset()
         self._retry_at_s = -math.inf
+
+    def take_back(self) -> None:
+        """What is in delivery waits again, as if it had not been taken: nothing of it is under way any more."""
+        taken, self._in_delivery = self._in_delivery, []
+        if self._probing and taken and self._waiting and self._waiting[0] is self._suspect:
+            self._waiting.insert(1, taken.pop())
+        self._probing = False
+        self._put_back(taken)
 
     def failed(
         self,
@@ -231,8 +252,8 @@ class DeliveryQueue(Generic[Item]):
         retry_after_s: float | None = None,
         blames_item: bool = False,
     ) -> None:
-        """The first item taken did not arrive. If it may later, it waits again, unless a newer one does already. Those
-        taken with it wait again in any case."""
+        """The oldest item in delivery did not arrive. If it may later, it waits again, unless a newer one does already.
+        Those taken after it wait again in any case: nothing may be under way any more."""
         taken, self._in_delivery = self._in_delivery, []
         self.note_error(error)
         if not taken:
@@ -283,8 +304,7 @@ class DeliveryQueue(Generic[Item]):
     def abandon(self) -> None:
         """Give up what is in delivery as well: whoever has it does not answer. What is stored waits again, on disk."""
         self.close()
-        taken, self._in_delivery = self._in_delivery, []
-        self._put_back(taken)
+        self.take_back()
 
     @property
     def last_error(self) -> str:

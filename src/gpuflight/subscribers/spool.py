@@ -1,8 +1,9 @@
 """Rounds that wait on disk: one SQLite file per subscriber, in order, until they were delivered.
 
-Write-ahead log and a full sync per append: what ``append`` returned from survives ``kill -9`` and a power cut. The file
-is locked while it is open, so that two processes never deliver from one spool. A file that is damaged is moved aside
-and a new one begun; starting never fails over what an earlier process left.
+Write-ahead log and a full sync per append: what ``append`` returned from survives ``kill -9`` and a power cut. What is
+forgotten stays forgotten over ``kill -9``; a power cut may bring the last of it back, which is then sent twice. The
+file is locked while it is open, so that two processes never deliver from one spool. A file that is damaged is moved
+aside and a new one begun; starting never fails over what an earlier process left.
 
 Forgetting a round takes room on the disk too, until the log is written back. So ``append`` never takes the last of it:
 a disk that this spool has filled is one that delivering empties again.
@@ -15,7 +16,7 @@ import sqlite3
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 from urllib.parse import quote
 
@@ -90,26 +91,48 @@ class Spool:
 
     def read(self, parcel_id: int) -> Parcel:
         """The parcel of an id."""
-        sql = "SELECT number, time_ns, key, data, base FROM parcel WHERE id = ?"
+        found = self.read_all((parcel_id,))
+        if not found:
+            raise DeliveryError(f"spool {self.path}: round {parcel_id} is gone", retryable=False)
+        return found[0]
+
+    def read_all(self, parcel_ids: Sequence[int]) -> list[Parcel]:
+        """The parcels of rising ids, up to the first that is gone."""
+        sql = "SELECT id, number, time_ns, base, key, data FROM parcel WHERE id BETWEEN ? AND ? ORDER BY id"
+        found: list[Parcel] = []
         with self._lock:
             try:
-                row = self._open().execute(sql, (parcel_id,)).fetchone()
+                for row in self._open().execute(sql, (parcel_ids[0], parcel_ids[-1])):
+                    parcel_id, number, time_ns, base, key, data = row
+                    wanted = parcel_ids[len(found)]
+                    if parcel_id > wanted:
+                        break
+                    if parcel_id == wanted:  # else one that is settled and still there
+                        found.append(Parcel(number=number, time_ns=time_ns, key=key, data=data, base=base))
             except sqlite3.Error as error:
-                raise self._problem(error) from error
-        if row is None:
-            raise DeliveryError(f"spool {self.path}: round {parcel_id} is gone", retryable=False)
-        return Parcel(number=row[0], time_ns=row[1], key=row[2], data=bytes(row[3]), base=row[4])
+                if not found:  # else it is told when it is the first
+                    raise self._problem(error) from error
+        return found
 
     def remove(self, parcel_id: int, *, poison: str = "") -> None:
         """Forget a parcel; with a reason in ``poison`` it is kept aside, among the last ``POISON_KEPT_COUNT``."""
+        self.remove_all([(parcel_id, poison)])
+
+    def remove_all(self, settled: Sequence[tuple[int, str]]) -> None:
+        """``remove`` for each of several; may be called again with the same after an error. Nothing waits for the disk:
+        what a power cut brings back is sent twice."""
+        groups = [([parcel_id], poison) for parcel_id, poison in settled if poison]
+        groups.insert(0, ([parcel_id for parcel_id, poison in settled if not poison], ""))
         with self._lock:
             try:
                 connection = self._open()
-                try:
-                    _forget(connection, parcel_id, poison)
-                except sqlite3.OperationalError:
-                    _write_back(connection)  # a full log is a reason that this removes
-                    _forget(connection, parcel_id, poison)
+                for parcel_ids, poison in groups:
+                    try:
+                        _forget(connection, parcel_ids, poison)
+                    except sqlite3.OperationalError:
+                        _write_back(connection)  # a full log is a reason that this removes
+                        for parcel_id in parcel_ids:  # little at a time, for there may be little room
+                            _forget(connection, [parcel_id], poison)
             except sqlite3.Error as error:
                 raise self._problem(error) from error
 
@@ -220,24 +243,29 @@ class Spool:
         return DeliveryError(f"spool {self.path}: {text}", retryable=isinstance(error, sqlite3.OperationalError))
 
 
-def _forget(connection: sqlite3.Connection, parcel_id: int, poison: str) -> None:
-    connection.execute("BEGIN IMMEDIATE")
+def _forget(connection: sqlite3.Connection, parcel_ids: Sequence[int], poison: str) -> None:
+    if not parcel_ids:
+        return
+    connection.execute("PRAGMA synchronous = NORMAL")
     try:
+        connection.execute("BEGIN IMMEDIATE")
         if poison:
-            connection.execute(
+            connection.executemany(
                 "INSERT OR REPLACE INTO poison SELECT id, ?, number, time_ns, base, key, data FROM parcel WHERE id = ?",
-                (poison, parcel_id),
+                [(poison, parcel_id) for parcel_id in parcel_ids],
             )
             connection.execute(
                 "DELETE FROM poison WHERE id NOT IN (SELECT id FROM poison ORDER BY id DESC LIMIT ?)",
                 (POISON_KEPT_COUNT,),
             )
-        connection.execute("DELETE FROM parcel WHERE id = ?", (parcel_id,))
+        connection.executemany("DELETE FROM parcel WHERE id = ?", [(parcel_id,) for parcel_id in parcel_ids])
         connection.execute("COMMIT")
     except BaseException:
         if connection.in_transaction:
             connection.execute("ROLLBACK")
         raise
+    finally:
+        connection.execute("PRAGMA synchronous = FULL")  # for what is appended
 
 
 def _write_back(connection: sqlite3.Connection) -> None:

@@ -20,6 +20,7 @@ from gpuflight.subscribers.base import PackedSubscriber, Subscriber, SubscriberS
 from gpuflight.subscribers.intake import Intake
 from gpuflight.subscribers.queue import DeliveryQueue, DeliveryStatistics
 from gpuflight.subscribers.retry import Backoff
+from gpuflight.subscribers.stream import READ_ITEMS, WINDOW_BYTES, Stream
 
 log = logging.getLogger(__name__)
 
@@ -30,10 +31,6 @@ State = Literal[
 
 DELIVERING_SHARE = 0.8
 """Of the time to close, for delivering what waits; the rest is for flushing and closing."""
-
-
-BATCH_BYTES = 16 * 1024 * 1024
-"""What is read from a spool at once, to be sent together."""
 
 
 class SubscriberStatus(Struct, kw_only=True):
@@ -74,9 +71,12 @@ class Worker:
         self._closing_s: float | None = None
         self._calling_since_s: float | None = None
         self._intake: Intake | None = None
+        self._stream: Stream | None = None
         if settings.policy == "spool":
             assert isinstance(subscriber, PackedSubscriber)  # noqa: S101 - its settings class says so
             self._intake = Intake(subscriber, self._queue, self._changed)
+            if subscriber.window_items:
+                self._stream = Stream(subscriber, self._intake.spool, self)
         self._thread = threading.Thread(target=self._run, name=f"gpuflight-{subscriber.label}", daemon=True)
         self._thread.start()
 
@@ -214,7 +214,7 @@ class Worker:
         finally:
             if self._intake is not None and self._state != "permanent_error":
                 self._intake.end(self._closing_s or 0.0)
-            self._call("close", self.subscriber.close)
+            self.call("close", self.subscriber.close)
             with self._changed:
                 self._queue.close()
                 if self._state != "permanent_error":
@@ -228,7 +228,7 @@ class Worker:
         settings = self.subscriber.settings
         backoff = Backoff(settings.retry_first_s, settings.retry_max_s)
         while True:
-            error = self._call("start", self.subscriber.start)
+            error = self.call("start", self.subscriber.start)
             with self._changed:
                 if error is None:
                     if self._state == "starting" or self._state == "recoverable_error":
@@ -247,51 +247,75 @@ class Worker:
     def _deliver_until_closed(self) -> None:
         while True:
             with self._changed:
-                items = self._next()
+                item = self._next()
                 flush_wanted, closing = self._flush_wanted, self._closing_s is not None
-            if items:
-                self._deliver(items)
+            if item is not None:
+                self._deliver(item)
                 continue
-            self._call("flush", self._flush)
+            self.call("flush", self._flush)
             with self._changed:
                 self._flush_done = flush_wanted
                 self._changed.notify_all()
             if closing:
                 return
 
-    def _next(self) -> list[Any]:
-        """The next item that is due, and those that may go with it; none when it is time to flush (all delivered, or no
-        time left) or to end."""
+    def _next(self) -> Any:
+        """The next item that is due; none when it is time to flush (all delivered, or no time left) or to end."""
         while True:
             now_s = time.monotonic()
             asked = self._flush_wanted > self._flush_done
             hurry = asked and now_s < self._hurry_until_s
+            if asked and not hurry and self._closing_s is not None:
+                return None
             item = self._queue.take(now_s, hurry=hurry)
             if item is not None:
-                return [item, *self._with_it()]
+                return item
             settled = (self._queue.idle and self._intake_ready()) or self._queue.paused
             if asked and (settled or not hurry):
-                return []
+                return None
             wait_s = self._queue.due_in_s(now_s, hurry=hurry)
             if hurry:
                 wait_s = min(wait_s, self._hurry_until_s - now_s)
             self._changed.wait(None if wait_s > threading.TIMEOUT_MAX else wait_s)
 
-    def _with_it(self) -> list[Any]:
-        if self._intake is None or self._intake.subscriber.batch_items <= 1:
-            return []
-        return self._queue.take_more(self._intake.subscriber.batch_items, BATCH_BYTES)
-
     def _flush(self) -> None:
         self.subscriber.flush(self._hurry_until_s)
 
-    def _deliver(self, items: list[Any]) -> None:
-        arrived: list[int] = []
-        error = self._call("deliver", lambda: arrived.append(self._hand_over(items)))
+    def _deliver(self, item: Any) -> None:
+        if self._stream is None:
+            error = self.call("deliver", lambda: self._hand_over(item))
+            self.settled(1 if error is None else 0, error)
+            return
+        try:
+            self._stream.run(item)
+        finally:
+            with self._changed:
+                self._queue.take_back()
+                self._changed.notify_all()
+
+    def _hand_over(self, item: Any) -> None:
+        if self._intake is None:
+            self.subscriber.deliver(item)
+        else:
+            self._intake.subscriber.send(self._intake.spool.read(item))
+
+    # What the stream asks for; by the worker thread only.
+
+    def more(self, under_way: int) -> list[Any]:
+        """Items that may be begun now, while so many are under way."""
         with self._changed:
-            if error is None:
-                self._queue.delivered(*arrived)
-            else:
+            if self._late() or self._intake is None:
+                return []
+            window = min(self._intake.subscriber.window_items, under_way + READ_ITEMS)
+            return self._queue.take_more(window, WINDOW_BYTES)
+
+    def settled(self, arrived: int, error: DeliveryError | None) -> None:
+        """The oldest so many in delivery have arrived; with an error the one after them has not, and nothing else is
+        under way any more."""
+        with self._changed:
+            if arrived:
+                self._queue.delivered(arrived)
+            if error is not None:
                 self._queue.failed(
                     str(error),
                     time.monotonic(),
@@ -299,33 +323,24 @@ class Worker:
                     retry_after_s=error.retry_after_s,
                     blames_item=error.blames_item,
                 )
-            if self._state != "stopping":
+            if self._state != "stopping" and (arrived or error is not None):
                 self._state = "ok" if error is None else "recoverable_error"
             self._changed.notify_all()
         if self._intake is not None:
             self._intake.forget_released()
 
-    def _hand_over(self, items: list[Any]) -> int:
-        """How many of the first have arrived."""
-        if self._intake is None:
-            self.subscriber.deliver(items[0])
-            return 1
-        parcels = [self._intake.spool.read(items[0])]
-        for item in items[1:]:
-            try:
-                parcels.append(self._intake.spool.read(item))
-            except DeliveryError:
-                break  # told when it is its turn
-        if len(parcels) == 1:
-            self._intake.subscriber.send(parcels[0])
-            return 1
-        arrived = self._intake.subscriber.send_batch(parcels)
-        if not 0 < arrived <= len(parcels):
-            raise DeliveryError(f"{arrived} of {len(parcels)} rounds arrived, it says", retryable=True)
-        return arrived
+    def ended(self) -> bool:
+        """Whether the time to deliver before the end is over."""
+        with self._changed:
+            return self._closing_s is not None and self._late()
 
-    def _call(self, what: str, function: Callable[[], None]) -> DeliveryError | None:
-        """Call into the subscriber; whatever it raises comes back as a DeliveryError and is logged once per text."""
+    def _late(self) -> bool:
+        """Whether who asked to flush or to close does not want to wait any longer for what is not under way."""
+        return self._flush_wanted > self._flush_done and time.monotonic() >= self._hurry_until_s
+
+    def call(self, what: str, function: Callable[[], None]) -> DeliveryError | None:
+        """Call into the subscriber, by the worker thread; whatever it raises comes back as a DeliveryError and is
+        logged once per text."""
         self._calling_since_s = time.monotonic()
         try:
             function()
