@@ -35,6 +35,10 @@ class Unknown(Exception):
     """The rule cannot judge this subject; the text is the reason, for people."""
 
 
+class NotYet(Unknown):
+    """The rule cannot judge this subject yet: what it looks back on is too short. It is asked again each round."""
+
+
 class Threshold(Struct, frozen=True, kw_only=True):
     """A number that a rule compares with. ``clear_at`` is where an open finding ends (``value`` if None); ``guess``
     marks a number of ours. ``warn`` and ``crit`` of one quantity are two thresholds, named ``<quantity>_warn`` and

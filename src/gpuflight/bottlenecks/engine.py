@@ -16,7 +16,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from gpuflight.bottlenecks.base import ElementRule, GroupRule, Rule, Unknown, Verdict
+from gpuflight.bottlenecks.base import ElementRule, GroupRule, NotYet, Rule, Unknown, Verdict
 from gpuflight.bottlenecks.folding import fold
 from gpuflight.bottlenecks.index import Index
 from gpuflight.bottlenecks.lifecycle import Track
@@ -33,7 +33,7 @@ _GAP = 5.0
 """Rounds this many times farther apart than the ones before have a hole between them: what is pending begins anew."""
 _SURVEY_ROUNDS = 12
 """In so many rounds every rule is asked once what it cannot judge: once a minute at the default interval."""
-_SURVEY_ELEMENTS = 64
+_SURVEY_ELEMENTS = 16
 _SURVEY_LOOKS = 1024
 _NOTES = 8
 
@@ -227,10 +227,12 @@ class Engine:
     def _judge_element(self, rule: ElementRule, element: Any, cleared: list[Finding]) -> None:
         window, key = self.window, key_of(element)
         track = self._tracks[rule.name].get(element.id)
+        soon = False
         try:
             verdict = self._ask(rule, element, track is not None and track.finding is not None)
         except Unknown as reason:
             verdict = Verdict(state="unknown", reason=str(reason))
+            soon = isinstance(reason, NotYet)
         except Exception as error:  # noqa: BLE001 - a rule that throws costs that rule this round
             self._fail(rule, error)
             self._index.watch(rule, key)  # asked again, though nothing may change
@@ -247,8 +249,8 @@ class Engine:
                 cleared.append(ended)
         if rule.screens:
             waits = self._index.meets_screens(rule, element)
-        else:  # a history that is too short yet will be long enough though the element stays as it is
-            waits = bool(rule.histories) and (rule.time_matters or verdict.state == "unknown")
+        else:  # means move, and a history becomes long enough, though the element stays as it is
+            waits = soon or (bool(rule.histories) and rule.time_matters)
         if waits or (track is not None and not track.idle):
             self._index.watch(rule, key)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from gpuflight.bottlenecks.base import Rule, Unknown, Verdict
+from gpuflight.bottlenecks.base import NotYet, Rule, Unknown, Verdict
 from gpuflight.bottlenecks.series import Series
 from gpuflight.graph import Edge, Entity, nodes
 from gpuflight.graph import edges as edge_kinds
@@ -154,7 +154,7 @@ class Look:
         series = self.window.history(element, metric)
         known_s = series.covered_s(self.window.now_s) if series is not None else 0.0
         if series is None or known_s < window_s * least:
-            raise Unknown(
+            raise NotYet(
                 f"{metric} of {element.kind}: watched for {known_s:.0f} s, {window_s * least:.0f} s are needed"
             )
         return series
@@ -168,7 +168,7 @@ class Look:
         if rose is None:
             if series is not None and series.covered_s(self.window.now_s) > 0:
                 return 0.0
-            raise Unknown(f"{metric} of {element.kind}: a counter says nothing at its first sight")
+            raise NotYet(f"{metric} of {element.kind}: a counter says nothing at its first sight")
         return rose
 
     def saw(

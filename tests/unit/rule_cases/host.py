@@ -71,10 +71,10 @@ _DISK = {"io_time_pct": 99.7, "in_flight_count": 31, "read_wait_ms": 22.0}
 _SHM = "/dev/shm"
 
 
-def _grows(per_hour: float, hours: float = 3.5) -> Scene:
-    """A process whose memory grows, looked at every two minutes."""
+def _grows(per_hour: float, hours: float = 4.5) -> Scene:
+    """A process whose memory grows, looked at every minute."""
     return changing(
-        lambda n: [process(rss_bytes=int(20 * GIB * (1 + per_hour * n / 30 / 100)))], int(hours * 30), step_s=120.0
+        lambda n: [process(rss_bytes=int(20 * GIB * (1 + per_hour * n / 60 / 100)))], int(hours * 60), step_s=60.0
     )
 
 

@@ -154,7 +154,7 @@ class MemoryLeak(ElementRule):
     subject = nodes.Process
     needs = (Need(kind=nodes.Process, metrics=("rss_bytes",), given_by="process_tree"),)
     screens = (Screen("rss_bytes", ">", "least"),)
-    every_rounds = 12
+    every_rounds = 30
     thresholds = {
         "growth": Threshold(value=10, clear_at=7, unit="% an hour", source="Coroot, memory leak: 10 % an hour"),
         "least": Threshold(value=1 << 30, unit="bytes", source="smaller ones are left alone", guess=True),
