@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from struct import Struct
 from typing import Any
 
 import msgspec
@@ -52,15 +53,20 @@ def cuda_answers(clock: ManualClock, *, trainer: int, first_round_s: float) -> A
 
 
 def _maps(pid: int) -> dict[str, Rows]:
-    stream = layouts.STREAM_KEY.pack(pid, 0xFFFFFFFF, STREAM), layouts.STREAM.pack(_SECOND, 0, 9, 0, 1, 2, 0, 0, 0)
+    stream = layouts.STREAM_KEY.pack(pid, 0xFFFFFFFF, STREAM), _filled(layouts.STREAM, _SECOND, 0, 9, 0, 1, 2, 0, 0, 0)
     name = b"_Z4gemmPf\0"
-    launch = layouts.LAUNCH.pack(40, 40 * 4096, 40 * 16, 0, 4096, 1, 9, 0, 256, 64, 16, 1, 1, 256, 1, 1, 1, 0)
-    wait = layouts.DURATION.pack(9, 9 * 5000, 6000, *[9 if index == 12 else 0 for index in range(40)])
+    launch = _filled(layouts.LAUNCH, 40, 40 * 4096, 40 * 16, 0, 4096, 1, 9, 0, 256, 64, 16, 1, 1, 256, 1, 1, 1, 0)
+    wait = _filled(layouts.DURATION, 9, 9 * 5000, 6000, *[9 if index == 12 else 0 for index in range(40)])
     maps: dict[str, Rows] = {
-        "processes": [(layouts.PID.pack(pid), layouts.PROCESS.pack(1, 1, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 2, 0, 0, 0))],
+        "processes": [
+            (layouts.PID.pack(pid), _filled(layouts.PROCESS, 1, 1, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 2, 0, 0, 0))
+        ],
         "launches": [(layouts.LAUNCH_KEY.pack(pid, 0, 0, 0, STUB, STREAM), launch)],
         "devices": [
-            (layouts.DEVICE_KEY.pack(pid, 0), layouts.DEVICE.pack(_SECOND, 0, 9, 0) + bytes(layouts.DEVICE_BYTES - 32))
+            (
+                layouts.DEVICE_KEY.pack(pid, 0),
+                _filled(layouts.DEVICE, _SECOND, 0, 9, 0) + bytes(layouts.DEVICE_BYTES - 32),
+            )
         ],
         "streams": [stream],
         "names": [
@@ -71,31 +77,37 @@ def _maps(pid: int) -> dict[str, Rows]:
         ],
         "durations": [(layouts.API_KEY.pack(pid, API_NUMBERS["runtime", "cudaStreamSynchronize"]), wait)],
         "errors": [
-            (layouts.ERROR_KEY.pack(pid, API_NUMBERS["runtime", "cudaMalloc"], 2), layouts.ERROR.pack(3, 7)),
+            (layouts.ERROR_KEY.pack(pid, API_NUMBERS["runtime", "cudaMalloc"], 2), _filled(layouts.ERROR, 3, 7)),
         ],
-        "memory": [(layouts.MEMORY_KEY.pack(pid, 0, 0), layouts.MEMORY.pack(1 << 30, 1 << 31, 1 << 31, 2, 1, 0))],
+        "memory": [(layouts.MEMORY_KEY.pack(pid, 0, 0), _filled(layouts.MEMORY, 1 << 30, 1 << 31, 1 << 31, 2, 1, 0))],
         "copies": [
-            (layouts.COPY_KEY.pack(pid, 0, 1, 0), layouts.COPY.pack(10, 1 << 20, 1 << 18, 5)),
-            (layouts.COPY_KEY.pack(pid, 0, 2, 1), layouts.COPY.pack(3, 1 << 10, 1 << 10, 5)),
+            (layouts.COPY_KEY.pack(pid, 0, 1, 0), _filled(layouts.COPY, 10, 1 << 20, 1 << 18, 5)),
+            (layouts.COPY_KEY.pack(pid, 0, 2, 1), _filled(layouts.COPY, 3, 1 << 10, 1 << 10, 5)),
         ],
         "collectives": [
             (
                 layouts.COLLECTIVE_KEY.pack(pid, API_NUMBERS["nccl", "ncclAllReduce"], 6, 0, COMMUNICATOR),
-                layouts.COLLECTIVE.pack(4, 4096, 9000, 4000, 0, 6),
+                _filled(layouts.COLLECTIVE, 4, 4096, 9000, 4000, 0, 6),
             )
         ],
         "communicators": [
-            (layouts.HANDLE_KEY.pack(pid, COMMUNICATOR), layouts.COMMUNICATOR.pack(1, 8, 0, 0, 0)),
+            (layouts.HANDLE_KEY.pack(pid, COMMUNICATOR), _filled(layouts.COMMUNICATOR, 1, 8, 0, 0, 0)),
         ],
         "allocations": [
             (
                 layouts.HANDLE_KEY.pack(pid, ADDRESS),
-                layouts.ALLOCATION.pack(1 << 30, 1, STUB, 5, pid, 0, 0, API_NUMBERS["runtime", "cudaMalloc"]),
+                _filled(layouts.ALLOCATION, 1 << 30, 1, STUB, 5, pid, 0, 0, API_NUMBERS["runtime", "cudaMalloc"]),
             )
         ],
         "threads": [],
     }
     return maps
+
+
+def _filled(layout: Struct, *values: int) -> bytes:
+    """A value of a map with 0 in the fields at its end that are not given."""
+    fields = len(layout.unpack(bytes(layout.size)))
+    return layout.pack(*values, *[0] * (fields - len(values)))
 
 
 class _Asked:
