@@ -8,7 +8,7 @@
 
 from gpuflight.events.store.catalogue import Catalogue, Session
 from gpuflight.events.store.choose import open_store
-from gpuflight.events.store.records import Overlap, Part, Relation, Source, Written
+from gpuflight.events.store.parts import Overlap, Part, Relation, Source, Written
 from gpuflight.events.store.store import EventStore
 
 __all__ = ["Catalogue", "EventStore", "Overlap", "Part", "Relation", "Session", "Source", "Written", "open_store"]

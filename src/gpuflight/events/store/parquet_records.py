@@ -16,14 +16,14 @@ from typing import Any, NamedTuple
 import msgspec
 
 from gpuflight.errors import InputError
-from gpuflight.events.arrays import numpy
 from gpuflight.events.batch import Batch
 from gpuflight.events.ledger import Ledger
 from gpuflight.events.store.commits import Commit, FileEntry, sync_folder
 from gpuflight.events.store.fleet_replica import FleetReplica, unlink_quietly
 from gpuflight.events.store.parquet_files import EXTRA, expand, layout_of, token
 from gpuflight.events.store.partitions import bucket_of
-from gpuflight.events.store.records import Part, Records, Relation, Written, _by_table, _count
+from gpuflight.events.store.parts import Part, Relation, Written, by_table, count
+from gpuflight.events.store.records import Records
 from gpuflight.events.tables import TABLES
 
 _READ_TRIES = 20
@@ -47,7 +47,6 @@ class ParquetRecords(Records):
         self.fleet = FleetReplica(root, self.tell, wall_ns, threads)
         self.path = self.fleet.root
         self.catalogue = self.fleet.catalogue
-        self._np = numpy()
         self._wall_ns = wall_ns
         self._number_of = lambda session_id: self.catalogue.number(session_id, self._wall_ns())
         self._log = self.fleet.log
@@ -72,7 +71,7 @@ class ParquetRecords(Records):
                 fresh: list[tuple[int, Batch]] = []
                 for part, written in new:
                     found = self._new(part.batches, written, noted)
-                    _count(found, written)
+                    count(found, written)
                     fresh += found
                 commit = Commit(time_ns=self._wall_ns(), sessions=pending)
                 self._write_files(fresh, commit, made)
@@ -119,7 +118,7 @@ class ParquetRecords(Records):
         """A file for each session and table, safe on disk but not in its place yet."""
         order = max(self.fleet.order + 1, self._wall_ns())
         jobs: list[_Job] = []
-        for table, group in _by_table(fresh).items():
+        for table, group in by_table(fresh).items():
             by_session: dict[int, list[Batch]] = {}
             for number, batch in group:
                 if batch.count:

@@ -10,7 +10,8 @@ from typing import Any
 from gpuflight.events.batch import Batch
 from gpuflight.events.ledger import Ledger
 from gpuflight.events.store.catalogue import Catalogue, Session
-from gpuflight.events.store.records import Part, Records, Relation, Source, Written
+from gpuflight.events.store.parts import Part, Relation, Source, Written
+from gpuflight.events.store.records import Records
 from gpuflight.events.store.retention import RetentionSettings, expired
 from gpuflight.events.tables import TABLES
 
