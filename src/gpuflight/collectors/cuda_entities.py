@@ -87,6 +87,7 @@ def add_process(shown: Shown, counters: Counters, known: Kernels, bounds: Bounds
     """Everything of one process. What it uses of each GPU becomes edges once that of all processes is known."""
     kernels = known.of(shown.pid, shown.rows.launches, counters)
     added = Added(_process(shown, kernels, counters, bounds))
+    added.nodes += {place.gpu.id: place.gpu for place in shown.places.values() if place.gpu is not None}.values()
     streams = _add_streams(added, shown, counters, bounds, left)
     for kernel in kernels[: bounds.kernels]:
         _add_kernel(added, shown, kernel, streams, counters)
@@ -165,7 +166,6 @@ def _add_streams(added: Added, shown: Shown, counters: Counters, bounds: Bounds,
         _add_stream_facts(entity, row, shown, counters)
         place = shown.places.get(row.device)
         if place is not None and place.gpu is not None:
-            added.nodes.append(place.gpu)
             added.edges.append(edges.RunOn(entity.id, place.gpu.id))
         elif place is not None:
             entity.unknown = {**(entity.unknown or {}), "gpu": place.reason}
@@ -240,7 +240,6 @@ def _add_copies(added: Added, shown: Shown, counters: Counters) -> None:
         ends = (shown.id, place.gpu.id) if _TRANSFERS[copy.direction] else (place.gpu.id, shown.id)
         count, size = sums.get(ends, (0, 0))
         sums[ends] = (count + copy.copies, size + copy.bytes)
-        added.nodes.append(place.gpu)
     for ends, (count, size) in sums.items():
         metrics: dict[str, int | float] = {"copies_count": count, "copied_bytes": size}
         per_s, why = rate(counters, ("transfer", *ends), size, 1)

@@ -275,7 +275,7 @@ class CudaProbes(Collector):
             added.process.metrics.pop("cuda_launches_per_s", None)
             if per_s is not None:
                 added.process.metrics["cuda_launches_per_s"] = per_s
-        elif shown.share < 1:
+        else:
             self._before[shown.pid] = (
                 added.kernels,
                 added.kernel_edges,
