@@ -37,6 +37,7 @@ class Link(ABC):
 
     attached: list[Uprobe]
     failed: list[tuple[Uprobe, str]]
+    closed: bool = False
 
     @abstractmethod
     def close(self) -> None:

@@ -19,7 +19,7 @@ _TRACEFS_HINT = "mount -t tracefs nodev /sys/kernel/tracing"
 
 def attach_without_cookies(load: Callable[[int], int], uprobes: Sequence[Uprobe], pid: int = 0) -> UprobeLink:
     """One perf event each, with the program that holds the place's cookie itself (``load(cookie)``)."""
-    link = UprobeLink()
+    link = UprobeLink(one_by_one=True)
     for uprobe in uprobes:
         try:
             pmu_type, return_bit = uprobe_pmu()

@@ -185,12 +185,12 @@ class BccObject(LoadedObject):
         else:
             attach = attach_classic if self.why_classic else attach_multi
             link = attach(self._load(program), uprobes, pid)
-        self._links.append(link)
+        self._keep(link)
         return link
 
     def attach(self, program: str) -> Link:
         link = bcc_attach.attach_section(self._load(program), self._sections[program])
-        self._links.append(link)
+        self._keep(link)
         return link
 
     def run_iter(self, link: Link) -> bytes:

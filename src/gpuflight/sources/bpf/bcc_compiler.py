@@ -29,7 +29,7 @@ SOURCES = HERE / "c"
 FOLDERS = ("/usr/lib/python3/dist-packages", "/usr/local/lib/python3/dist-packages")
 """Where Debian and Ubuntu put packages of the system; Red Hat's and Arch's folders are named after a version."""
 
-_TIMEOUT_S = 60.0
+_TIMEOUT_S = 120.0
 _TARGETS = {"x86_64": "x86", "aarch64": "arm64"}
 _KEPT = 8  # compilations
 _DIAGNOSTIC = re.compile(r"^([^:\n]+):(\d+):(\d+): (fatal error|error|warning): (.*)$", re.MULTILINE)
@@ -115,6 +115,7 @@ class Compiler:
         """
         flags = [
             "-DGF_BCC",
+            "-Werror=implicit-function-declaration",
             f"-D__TARGET_ARCH_{_target()}",
             f"-DGF_KERNEL_VERSION={kernel_version()}",
             *(f"-DGF_VALUE_{name}=_,{value}" for name, value in sorted((values or {}).items())),

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 
 from gpuflight.sources.bpf import syscalls
 from gpuflight.sources.bpf.bcc_compiler import LOAD_64_BITS, MapShape, kernel_version
+from gpuflight.sources.bpf.verifier import last_words
 
 MAP_CREATE, RAW_TRACEPOINT_OPEN = 0, 17
 KPROBE, TRACEPOINT, RAW_TRACEPOINT = syscalls.PROG_TYPE_KPROBE, 5, 17
@@ -72,11 +73,7 @@ class Rejected(OSError):
     @property
     def reason(self) -> str:
         """The verifier's own words, in one line."""
-        lines = [line.strip() for line in self.log.splitlines()]
-        said = [
-            line for line in lines if line and not line.startswith(("processed ", "verification time", "stack depth"))
-        ]
-        return said[-1] if said else (self.strerror or "")
+        return last_words(self.log) or self.strerror or ""
 
 
 def create_map(shape: MapShape, entries: int | None = None) -> int:

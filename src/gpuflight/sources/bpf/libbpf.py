@@ -17,6 +17,7 @@ from gpuflight.sources.bpf.loaded import LoadedObject
 from gpuflight.sources.bpf.maps import Map
 from gpuflight.sources.bpf.objects import constants_of, read_object
 from gpuflight.sources.bpf.uprobes import attach_classic, attach_multi
+from gpuflight.sources.bpf.verifier import last_words, log_among
 
 
 class LibbpfBackend(ProbeBackend):
@@ -77,6 +78,7 @@ class LibbpfLink(Link):
 
     def close(self) -> None:
         handle, self._handle = self._handle, 0
+        self.closed = True
         if handle:
             self._library.bpf_link__destroy(handle)
 
@@ -184,7 +186,7 @@ class LibbpfObject(LoadedObject):
     def attach_uprobes(self, program: str, uprobes: Sequence[Uprobe], pid: int = 0) -> Link:
         attach = attach_classic if self.why_classic else attach_multi
         link = attach(self._library.bpf_program__fd(self._programs[program]), uprobes, pid)
-        self._links.append(link)
+        self._keep(link)
         return link
 
     def attach(self, program: str) -> Link:
@@ -200,7 +202,7 @@ class LibbpfObject(LoadedObject):
                 hint = features.TRACEFS_HINT
             raise SourceUnavailable(f"{section} cannot be attached: {said[-1] if said else os.strerror(code)}", hint)
         link = LibbpfLink(self._library, made)
-        self._links.append(link)
+        self._keep(link)
         return link
 
     def run_iter(self, link: Link) -> bytes:
@@ -225,6 +227,8 @@ def _refused(name: str, code: int, said: Sequence[str]) -> SourceUnavailable:
     """Why an object cannot be loaded: the kernel's word, and of the verifier's many the last that mean something."""
     if any("vmlinux BTF" in line or "kernel BTF" in line for line in said):
         return SourceUnavailable(f"the probe {name} needs type information (BTF) of the kernel", features.BTF_HINT)
+    if log := log_among(list(said)):
+        return SourceUnavailable(f"the kernel refuses the probe {name}: {last_words(log)}")
     lines = [line.strip() for line in said if line.strip() and not line.startswith("--")]
     detail = ""
     with contextlib.suppress(StopIteration):

@@ -40,6 +40,7 @@ _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
 _PRINT = ctypes.CFUNCTYPE(_INT, _INT, _TEXT, _POINTER)
 _WARNING = 0
 _MAX_LINES = 400
+_MOST_BYTES = 1 << 20
 
 
 class LibBpf:
@@ -75,7 +76,7 @@ class LibBpf:
         """
         lines: list[str] | None = getattr(self._said, "lines", None)
         if level == _WARNING and lines is not None and len(lines) < _MAX_LINES:
-            line = ctypes.create_string_buffer(2048)
+            line = ctypes.create_string_buffer(_MOST_BYTES)  # the verifier's log comes as one, its reason at the end
             self._format(line, len(line), text, arguments)
             lines += line.value.decode("utf-8", "replace").splitlines()
         return 0

@@ -8,6 +8,7 @@ from gpuflight.sources.bpf.base import Link, ProbeObject, ProgramCost
 from gpuflight.sources.bpf.costs import STATISTICS, program_cost
 from gpuflight.sources.bpf.maps import ARRAYS, HASH, PER_CPU, PERCPU_HASH, Map, possible_cpus
 from gpuflight.sources.bpf.ringbuf import RingBuffer
+from gpuflight.sources.bpf.uprobes import together
 
 
 class Shape(Struct, frozen=True):
@@ -85,6 +86,11 @@ class LoadedObject(ProbeObject):
             found[name] = Shape(known.key_size, size, known.max_entries, known.type)
         return found
 
+    def _keep(self, link: Link) -> None:
+        """Remember a link until it is closed: whoever attaches and detaches for years leaves nothing behind."""
+        self._links = [known for known in self._links if not known.closed]
+        self._links.append(link)
+
     def _program_fds(self) -> list[tuple[str, int]]:
         """Name and descriptor of every program."""
         raise NotImplementedError
@@ -96,8 +102,7 @@ class LoadedObject(ProbeObject):
 
     def _detach(self) -> None:
         """Links, ring buffers and counting end. May be called twice."""
-        for link in self._links:
-            link.close()
+        together([link.close for link in self._links])
         for ring in self._rings.values():
             ring.close()
         self._links, self._rings = [], {}

@@ -48,6 +48,7 @@ class TapedLink(Link):
         self.key = key
 
     def close(self) -> None:
+        self.closed = True
         self.attached = []
         if self.inner is not None:
             self.inner.close()

@@ -6,21 +6,25 @@ import errno
 import functools
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from gpuflight.sources.bpf import syscalls
 from gpuflight.sources.bpf.base import Link, Uprobe
 
+_MOST_THREADS = 64
 _PMU = "/sys/bus/event_source/devices/uprobe"
 
 
 class UprobeLink(Link):
     """Links of one program, by their descriptors."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, one_by_one: bool = False) -> None:
+        """``one_by_one``: many links that the kernel lets go of one after the other: nobody can wait for that."""
+        self.closed = False
         self.attached: list[Uprobe] = []
         self.failed: list[tuple[Uprobe, str]] = []
         self._fds: list[int] = []
+        self._one_by_one = one_by_one
 
     def add(self, fd: int, uprobes: Sequence[Uprobe]) -> None:
         self._fds.append(fd)
@@ -29,16 +33,37 @@ class UprobeLink(Link):
     def close(self) -> None:
         fds, self._fds = self._fds, []
         self.attached = []
-        if len(fds) <= 2:
-            _close_all(fds)
-            return
-        # The kernel lets go of one after the other, each after a grace period: several threads would not be faster.
-        threading.Thread(target=_close_all, args=(fds,), name="gpuflight-detach", daemon=True).start()
+        self.closed = True
+        if self._one_by_one and len(fds) > 1:
+            _in_thread(lambda: _close_all(fds))
+        else:
+            together([lambda fd=fd: os.close(fd) for fd in fds])  # type: ignore[misc]
 
 
 def _close_all(fds: Sequence[int]) -> None:
     for fd in fds:
         os.close(fd)
+
+
+def together(works: Sequence[Callable[[], None]]) -> None:
+    """Detach several things at once: each waits for a grace period of the kernel, and they wait for the same one."""
+    threads = [_in_thread(work) for work in works[1:_MOST_THREADS]]
+    for work in (*works[:1], *works[_MOST_THREADS:]):
+        work()
+    for thread in threads:
+        if thread is not None:
+            thread.join()
+
+
+def _in_thread(work: Callable[[], None]) -> threading.Thread | None:
+    """Do it in a thread, or here and now where no thread can be had any more (the interpreter ends)."""
+    thread = threading.Thread(target=work, name="gpuflight-detach", daemon=True)
+    try:
+        thread.start()
+    except RuntimeError:
+        work()
+        return None
+    return thread
 
 
 def attach_multi(program_fd: int, uprobes: Sequence[Uprobe], pid: int = 0) -> UprobeLink:
@@ -76,7 +101,7 @@ def attach_multi(program_fd: int, uprobes: Sequence[Uprobe], pid: int = 0) -> Up
 
 def attach_classic(program_fd: int, uprobes: Sequence[Uprobe], pid: int = 0) -> UprobeLink:
     """A perf event and a link with a cookie for each place."""
-    link = UprobeLink()
+    link = UprobeLink(one_by_one=True)
     for uprobe in uprobes:
         try:
             pmu_type, return_bit = uprobe_pmu()

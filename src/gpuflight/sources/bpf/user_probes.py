@@ -81,7 +81,7 @@ class UserProbes:
             probe = UserProbe(found.name, spec, loaded, shapes)
             lines = TomlLines(found.toml)
             for number, attach in enumerate(spec.attach):
-                self._attach(probe, found, attach, lines.of(("attach", number)))
+                self._attach(probe, found, attach, lines.of(("attach", number, attach.target[0])))
         except BaseException:
             loaded.close()
             raise
