@@ -12,7 +12,7 @@ from typing import Any
 from msgspec import Struct, field
 
 from gpuflight.collectors.base import Batch
-from gpuflight.collectors.cuda_kernels import GRAPH, KernelLaunches, Kernels
+from gpuflight.collectors.cuda_kernels import GRAPH, KernelLaunches, Kernels, Picture
 from gpuflight.collectors.cuda_metrics import (
     PINNED,
     collective_texts,
@@ -89,8 +89,7 @@ def add_process(shown: Shown, counters: Counters, known: Kernels, bounds: Bounds
     added = Added(_process(shown, kernels, counters, bounds))
     added.nodes += {place.gpu.id: place.gpu for place in shown.places.values() if place.gpu is not None}.values()
     streams = _add_streams(added, shown, counters, bounds, left)
-    for kernel in kernels[: bounds.kernels]:
-        _add_kernel(added, shown, kernel, streams, counters)
+    _add_kernels(added, shown, kernels[: bounds.kernels], streams, counters, known)
     left.kernels += max(0, len(kernels) - bounds.kernels)
     left.unnamed += sum(kernel.launches for kernel in kernels if not kernel.named)
     _add_copies(added, shown, counters)
@@ -195,35 +194,59 @@ def stream_name(stream: int) -> str:
     return f"stream 0x{stream:x}" if thread is None else f"default stream of thread {thread}"
 
 
-def _add_kernel(
-    added: Added, shown: Shown, kernel: KernelLaunches, streams: dict[int, nodes.Stream], counters: Counters
+def _add_kernels(
+    added: Added,
+    shown: Shown,
+    kernels: list[KernelLaunches],
+    streams: dict[int, nodes.Stream],
+    counters: Counters,
+    known: Kernels,
 ) -> None:
-    entity = nodes.Kernel(process=shown.id, name=kernel.name)
-    entity.metrics = {"launches_count": kernel.launches}
-    edge_metrics: dict[str, int | float] = {}
-    if kernel.new is None or not counters.seconds:
-        entity.unknown = {"launches_per_s": FIRST_READING}
+    """Kernels that were not launched in this round, nor in the last one, are the very objects of the last one."""
+    last, now = known.pictures.get(shown.pid, {}), dict[str, Picture]()
+    for kernel in kernels:
+        lanes = [stream for stream in kernel.lanes if stream in streams]
+        state = (kernel.new, kernel.launches, kernel.captured, lanes)
+        picture = last.get(kernel.name)
+        if picture is None or picture.state != state or kernel.new != 0:
+            picture = Picture(state, *_kernel(shown, kernel, [streams[stream].id for stream in lanes], lanes, counters))
+        now[kernel.name] = picture
+        added.kernels.append(picture.kernel)
+        added.kernel_edges += picture.edges
+    known.pictures[shown.pid] = now
+
+
+def _kernel(
+    shown: Shown, kernel: KernelLaunches, ids: list[str], lanes: list[int], counters: Counters
+) -> tuple[Entity, list[Edge]]:
+    seconds = counters.seconds
+    metrics: dict[str, int | float] = {"launches_count": kernel.launches}
+    unknown = edge_metrics = None
+    if kernel.new is None or not seconds:
+        unknown = {"launches_per_s": FIRST_READING}
     else:
-        edge_metrics["launches_per_s"] = entity.metrics["launches_per_s"] = round(kernel.new / counters.seconds, 3)
+        metrics["launches_per_s"] = per_s = round(kernel.new / seconds, 3)
+        edge_metrics = {"launches_per_s": per_s}
+    attributes: dict[str, Any] = {}
     if kernel.name != GRAPH:
-        entity.attributes = {
-            "grid": "x".join(map(str, kernel.grid)),
-            "block": "x".join(map(str, kernel.block)),
-        }
-        entity.metrics["threads_mean_count"] = round(kernel.threads / max(kernel.counted, 1), 1)
-        entity.metrics["threads_max_count"] = kernel.threads_max
-        entity.metrics["block_threads_max_count"] = kernel.block_threads_max
-        entity.metrics["shared_max_bytes"] = kernel.shared_bytes_max
+        attributes = {"grid": "x".join(map(str, kernel.grid)), "block": "x".join(map(str, kernel.block))}
+        metrics["threads_mean_count"] = round(kernel.threads / max(kernel.counted, 1), 1)
+        metrics["threads_max_count"] = kernel.threads_max
+        metrics["block_threads_max_count"] = kernel.block_threads_max
+        metrics["shared_max_bytes"] = kernel.shared_bytes_max
     if kernel.captured:
-        entity.metrics["captured_count"] = kernel.captured
-    added.kernels.append(entity)
-    added.kernel_edges.append(edges.Launch(shown.id, entity.id, {}, edge_metrics))
-    for stream, lane in kernel.lanes.items():
-        if stream in streams:
-            sums: dict[str, int | float] = {"launches_count": lane.launches}
-            if lane.new is not None and counters.seconds:
-                sums["launches_per_s"] = round(lane.new / counters.seconds, 3)
-            added.kernel_edges.append(edges.RunOn(entity.id, streams[stream].id, {}, sums))
+        metrics["captured_count"] = kernel.captured
+    entity = nodes.Kernel(
+        process=shown.id, name=kernel.name, attributes=attributes, metrics=metrics, unknown=unknown
+    )  # fmt: skip
+    made: list[Edge] = [edges.Launch(shown.id, entity.id, {}, edge_metrics or {})]
+    for stream, stream_id in zip(lanes, ids, strict=True):
+        lane = kernel.lanes[stream]
+        sums: dict[str, int | float] = {"launches_count": lane.launches}
+        if lane.new is not None and seconds:
+            sums["launches_per_s"] = round(lane.new / seconds, 3)
+        made.append(edges.RunOn(entity.id, stream_id, {}, sums))
+    return entity, made
 
 
 # --- copies

@@ -8,6 +8,7 @@ from msgspec import Struct, field
 
 from gpuflight.collectors.cuda_rows import Counters
 from gpuflight.collectors.session_names import shown_name
+from gpuflight.graph import Edge, Entity
 from gpuflight.sources.cuda_probe.rows import AliasRow, LaunchRow, NameRow
 from gpuflight.sources.demangle import demangle
 
@@ -101,10 +102,20 @@ class KernelLaunches(Struct):
     lanes: dict[int, Lane] = field(default_factory=dict)
 
 
+class Picture(Struct):
+    """A kernel as it was shown, and what that followed from."""
+
+    state: object
+    kernel: Entity
+    edges: list[Edge]
+
+
 class Kernels:
     """Launches by kernel, process by process, with those on streams that are gone."""
 
     def __init__(self) -> None:
+        self.pictures: dict[int, dict[str, Picture]] = {}
+        """Kernels of each process as they were shown in the last round, by name."""
         self.names = FunctionNames()
         self._last: dict[int, dict[Hashable, tuple[str, int]]] = {}  # place → name, launches
         self._gone: dict[int, dict[str, int]] = {}  # launches on streams that were destroyed
@@ -144,6 +155,7 @@ class Kernels:
         self.names.drop(alive)
         self._last = {pid: last for pid, last in self._last.items() if pid in alive}
         self._gone = {pid: gone for pid, gone in self._gone.items() if pid in alive}
+        self.pictures = {pid: pictures for pid, pictures in self.pictures.items() if pid in alive}
 
 
 def _add(kernel: KernelLaunches, row: LaunchRow, new: int | None) -> None:
