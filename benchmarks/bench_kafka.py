@@ -35,7 +35,7 @@ from gpuflight.subscribers.kafka import Kafka, KafkaSettings
 from gpuflight.subscribers.kafka_wire import Message
 from gpuflight.subscribers.queue import DeliveryQueue
 from gpuflight.subscribers.spool import Spool, spool_path
-from gpuflight.subscribers.stream import READ_ITEMS, WINDOW_BYTES, Stream
+from gpuflight.subscribers.stream import Stream
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -76,8 +76,8 @@ class Backlog:
             stream.run(first)
             self.queue.take_back()
 
-    def more(self, under_way: int) -> list[int]:
-        return self.queue.take_more(min(self._sink.window_items, under_way + READ_ITEMS), WINDOW_BYTES)
+    def more(self, max_items: int, max_bytes: int) -> list[int]:
+        return self.queue.take_more(max_items, max_bytes)
 
     def settled(self, arrived: int, error: DeliveryError | None) -> None:
         if error is not None:

@@ -22,7 +22,7 @@ from gpuflight.subscribers.base import PackedSettings, PackedSubscriber, Parcel,
 from gpuflight.subscribers.delivery import SubscriberSet
 from gpuflight.subscribers.queue import DeliveryQueue
 from gpuflight.subscribers.spool import Spool, spool_path
-from gpuflight.subscribers.stream import READ_ITEMS, WINDOW_BYTES, Stream
+from gpuflight.subscribers.stream import READ_ITEMS, Stream
 
 LONG_S = 60.0
 
@@ -132,12 +132,12 @@ class Driver:
         assert counts.received == counts.sent + counts.dropped + counts.queued
         assert counts.sent <= len(self._sink.reached)
 
-    def more(self, under_way: int) -> list[int]:
+    def more(self, max_items: int, max_bytes: int) -> list[int]:
         self._between()
         self.check()
         if self.stop:
             return []
-        return self.queue.take_more(min(self._sink.window_items, under_way + READ_ITEMS), WINDOW_BYTES)
+        return self.queue.take_more(max_items, max_bytes)
 
     def settled(self, arrived: int, error: DeliveryError | None) -> None:
         if arrived:
@@ -427,7 +427,7 @@ def test_kill_9_while_several_are_under_way_loses_none(tmp_path: Path) -> None:
         assert sender.returncode == (0 if stops_after == 10_000 else -signal.SIGKILL)
     reached = [int(number) for number in receiver.read_text().split()]
     assert list(dict.fromkeys(reached)) == list(range(1, 1001)), "all, the first arrivals in order"
-    assert len(reached) <= 1000 + 2 * 3, "what was not heard of, or not forgotten, comes again"
+    assert len(reached) <= 1000 + 2 * (READ_ITEMS + 3), "what was not heard of, or not forgotten, comes again"
     spool.open()
     assert spool.inventory() == []
     spool.close()

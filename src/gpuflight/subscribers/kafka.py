@@ -28,8 +28,6 @@ from gpuflight.subscribers.netguard import ANYTHING, Refused
 _ZSTD, _GZIP = b"\x28\xb5\x2f\xfd", b"\x1f\x8b"
 """How bytes of either coding begin."""
 
-ENVELOPES_MAX = 32
-
 
 class KafkaSettings(KafkaConnection, PackedSettings):
     """Settings of the Kafka subscriber."""
@@ -71,7 +69,8 @@ class Kafka(PackedSubscriber):
         self._client: KafkaClient | None = None
         self._namespace: str = self.settings.namespace or os.uname().nodename or "host"
         self._under_way: deque[Parcel] = deque()
-        self._envelopes: dict[tuple[str, bytes, bool, bool], Envelope] = {}
+        self._kind = ("", b"", True, False)
+        self._around = self._envelope(*self._kind)
 
     def outside(self) -> Outside:
         """Raises Refused for settings that reach further than can be checked."""
@@ -183,20 +182,16 @@ class Kafka(PackedSubscriber):
             yield messages
 
     def _cut(self, packed: Parcel, limit_bytes: int, *, trial: bool = False) -> list[Message]:
-        data, base = packed.data, packed.base
-        kind = (packed.key.rpartition("-")[0], data[:4], base is None, trial)
-        around = self._envelopes.get(kind) or self._envelope(*kind)
+        key, data, base = packed.key, packed.data, packed.base
+        kind = (key[: key.rfind("-")], data[:4], base is None, trial)
+        if kind != self._kind:  # rarely: the rounds of one run look alike
+            self._kind, self._around = kind, self._envelope(*kind)
         try:
-            return cut(data, around, packed.number, packed.time_ns, base, limit_bytes)
+            return cut(data, self._around, packed.number, packed.time_ns, base, limit_bytes)
         except ValueError as error:
             raise DeliveryError(f"kafka: {error}", retryable=False) from error
 
     def _envelope(self, instance: str, start: bytes, whole: bool, trial: bool) -> Envelope:
         # What waited on disk may be of other settings: the bytes tell their coding themselves, JSON begins with {.
         encoding: Encoding = "zstd" if start == _ZSTD else "gzip" if start.startswith(_GZIP) else "none"
-        content: Content = "graph" if whole else "diff"
-        if len(self._envelopes) >= ENVELOPES_MAX:
-            self._envelopes.clear()
-        made = envelope(self._namespace, instance, content, encoding, trial=trial)
-        self._envelopes[(instance, start, whole, trial)] = made
-        return made
+        return envelope(self._namespace, instance, "graph" if whole else "diff", encoding, trial=trial)

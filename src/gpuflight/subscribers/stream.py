@@ -24,8 +24,9 @@ SETTLE_S = 0.5
 class Source(Protocol):
     """Where the items of a stream come from, and who is told what becomes of them; in order, both."""
 
-    def more(self, under_way: int) -> list[Any]:
-        """Items to begin now, while so many are under way; none if there are none, or none is to be begun."""
+    def more(self, max_items: int, max_bytes: int) -> list[Any]:
+        """Items to begin now, so that no more than that are under way in all; none if there are none, or none is to be
+        begun."""
 
     def settled(self, arrived: int, error: DeliveryError | None) -> None:
         """The oldest so many have arrived. With an error the one after them has not, and all others wait again."""
@@ -44,12 +45,13 @@ class Stream:
         self._sink = sink
         self._spool = spool
         self._source = source
+        self._window = max(1, min(sink.window_items, sink.settings.max_items // 2))
         self._deadline_s = float(sink.settings.deliver_deadline_s)
 
     def run(self, first: Any) -> None:
         """Deliver one item and all that the source has meanwhile; at the end nothing is under way. What was not settled
         then waits again: so the source has to see to it."""
-        items = [first, *self._source.more(1)]
+        items = [first, *self._more(1)]
         under_way = 0
         refused: DeliveryError | None = None  # of the first item that could not be begun
         draining = False  # an item was not begun: none after it may be
@@ -60,7 +62,7 @@ class Stream:
                 begun, refused = self._begin(items)
                 under_way += begun
                 draining = begun < len(items)
-                items = [] if draining else self._source.more(under_way)
+                items = [] if draining else self._more(under_way)
             if not under_way:
                 break
             arrived, error = self._settle(under_way, 0.0 if items else SETTLE_S)
@@ -76,10 +78,16 @@ class Stream:
             if arrived:
                 self._source.settled(arrived, None)
             if not draining and not items:
-                items = self._source.more(under_way)
+                items = self._more(under_way)
         if refused is not None:
             self._source.call("recall", self._sink.recall)
             self._source.settled(0, refused)
+
+    def _more(self, under_way: int) -> list[Any]:
+        # Not one for each that arrives: reading, sending and forgetting cost less by the round, the more there are.
+        if 2 * (self._window - under_way) < min(READ_ITEMS, self._window):
+            return []
+        return self._source.more(min(self._window, under_way + READ_ITEMS), WINDOW_BYTES)
 
     def _begin(self, items: list[Any]) -> tuple[int, DeliveryError | None]:
         """How many of the first are under way, and why the one after them is not, if that is known."""

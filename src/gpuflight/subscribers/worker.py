@@ -20,7 +20,7 @@ from gpuflight.subscribers.base import PackedSubscriber, Subscriber, SubscriberS
 from gpuflight.subscribers.intake import Intake
 from gpuflight.subscribers.queue import DeliveryQueue, DeliveryStatistics
 from gpuflight.subscribers.retry import Backoff
-from gpuflight.subscribers.stream import READ_ITEMS, WINDOW_BYTES, Stream
+from gpuflight.subscribers.stream import READ_ITEMS, Stream
 
 log = logging.getLogger(__name__)
 
@@ -292,6 +292,8 @@ class Worker:
             with self._changed:
                 self._queue.take_back()
                 self._changed.notify_all()
+            if self._intake is not None:
+                self._intake.forget_released()
 
     def _hand_over(self, item: Any) -> None:
         if self._intake is None:
@@ -301,13 +303,10 @@ class Worker:
 
     # What the stream asks for; by the worker thread only.
 
-    def more(self, under_way: int) -> list[Any]:
-        """Items that may be begun now, while so many are under way."""
+    def more(self, max_items: int, max_bytes: int) -> list[Any]:
+        """Items that may be begun now, so that no more than that are under way in all."""
         with self._changed:
-            if self._late() or self._intake is None:
-                return []
-            window = min(self._intake.subscriber.window_items, under_way + READ_ITEMS)
-            return self._queue.take_more(window, WINDOW_BYTES)
+            return [] if self._late() else self._queue.take_more(max_items, max_bytes)
 
     def settled(self, arrived: int, error: DeliveryError | None) -> None:
         """The oldest so many in delivery have arrived; with an error the one after them has not, and nothing else is
@@ -326,7 +325,8 @@ class Worker:
             if self._state != "stopping" and (arrived or error is not None):
                 self._state = "ok" if error is None else "recoverable_error"
             self._changed.notify_all()
-        if self._intake is not None:
+            wait = self._stream is not None and error is None and len(self._queue.released) < READ_ITEMS
+        if self._intake is not None and not wait:
             self._intake.forget_released()
 
     def ended(self) -> bool:
