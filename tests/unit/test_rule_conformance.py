@@ -70,6 +70,7 @@ def test_masses_are_screened(name: str) -> None:
         crowded = [kind for kind in rule.subjects() if kind.__struct_config__.tag in MASS_KINDS]
         if crowded:
             assert rule.screens and not rule.every_round
+        assert not [kind for kind in rule.histories if kind.__struct_config__.tag in MASS_KINDS - {"Process"}]
         for screen in rule.screens:
             assert not isinstance(screen.limit, str) or screen.limit in rule.thresholds
 

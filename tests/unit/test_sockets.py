@@ -476,7 +476,7 @@ def test_traffic_is_counted_once(world: FakeWorld) -> None:
         "segments_sent_count": 14,
     }
     assert edge.unknown == dict.fromkeys(
-        ("bytes_sent_per_s", "bytes_received_per_s", "retransmits_per_s"), FIRST_READING
+        ("bytes_sent_per_s", "bytes_received_per_s", "retransmits_per_s", "segments_sent_per_s"), FIRST_READING
     )
 
 

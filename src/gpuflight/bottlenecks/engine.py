@@ -31,9 +31,9 @@ log = logging.getLogger(__name__)
 
 _GAP = 5.0
 """Rounds this many times farther apart than the ones before have a hole between them: what is pending begins anew."""
-_SURVEY_ROUNDS = 12
-"""In so many rounds every rule is asked once what it cannot judge: once a minute at the default interval."""
-_SURVEY_ELEMENTS = 16
+_SURVEY_ROUNDS = 36
+"""In so many rounds every rule is asked once what it cannot judge: every three minutes at the default interval."""
+_SURVEY_ELEMENTS = 8
 _SURVEY_LOOKS = 1024
 _NOTES = 8
 

@@ -5,6 +5,7 @@ Everything here is brought up to date by a round's difference, so an element tha
 
 from __future__ import annotations
 
+import math
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -101,23 +102,42 @@ class Index:
         return met
 
     def _look_over(self, elements: Iterable[Any], now_s: float, met: Met) -> None:
-        concerned, gates, wanted, kept, by_kind = self._concerned, self._gates, self._wanted, self._kept, self.by_kind
-        user_gates, users = self._user_gates, self.gpu_users
+        """Of each kind all elements together: of masses a screen is one pass over a column."""
+        groups: dict[type[Any], list[Any]] = {kind: [] for kind in self._concerned}
         for element in elements:
-            kind = type(element)
-            if kind not in concerned:
-                continue
+            group = groups.get(type(element))
+            if group is not None:
+                group.append(element)
+        for kind, group in groups.items():
+            if group and kind in self._kept:
+                self._look_at_few(kind, group, now_s, met)
+            elif group:
+                self._look_at_masses(kind, group, now_s, met)
+
+    def _look_at_few(self, kind: type[Any], elements: Iterable[Any], now_s: float, met: Met) -> None:
+        wanted, gates, here = self._wanted.get(kind), self._gates.get(kind, ()), self.by_kind.setdefault(kind, {})
+        for element in elements:
+            key = key_of(element)
             if ENDED in element.attributes:
-                self._drop(key_of(element), kind)
+                self._drop(key, kind)
                 continue
-            if kind in kept:
-                by_kind.setdefault(kind, {})[key_of(element)] = element
-            if kind in wanted:
-                self._remember(element, wanted[kind], now_s)
-            if kind in gates:
-                _pass_gates(element, gates[kind], met)
-            if kind in user_gates and element.id in users:
-                _pass_gates(element, user_gates[kind], met)
+            here[key] = element
+            if wanted is not None:
+                self._remember(element, wanted, now_s)
+            _pass_gates(element, gates, met)
+
+    def _look_at_masses(self, kind: type[Any], elements: list[Any], now_s: float, met: Met) -> None:
+        """One that has ended has no metrics, so it meets no screen; what is kept of it goes when it is removed."""
+        for row in self._gates.get(kind, ()):
+            met += _column(row, elements)
+        if kind in self._user_gates:
+            users = [element for element in elements if element.id in self.gpu_users]
+            for row in self._user_gates[kind]:
+                met += _column(row, users)
+        wanted = self._wanted.get(kind)
+        if wanted is not None:
+            for element in elements:
+                self._remember(element, wanted, now_s)
 
     def watch(self, rule: ElementRule, key: Key) -> None:
         """Judge the element again in the next round, or when it is its turn, though it may not change."""
@@ -237,6 +257,18 @@ class Index:
 def _turn(key: Key, rounds: int) -> int:
     """In which of so many rounds an element is judged; the same in every run."""
     return crc32((key if isinstance(key, str) else key[0]).encode("utf-8", "surrogatepass")) % rounds
+
+
+def _column(gate: Gate, elements: Sequence[Any]) -> Met:
+    """Those of many elements that one screen lets through; what has no such metric never is."""
+    rule, name, compare, limit = gate
+    if compare in (operator.gt, operator.ge):
+        beyond = limit if compare is operator.gt else math.nextafter(limit, -math.inf)
+        return [(rule, e) for e in elements if e.metrics.get(name, -math.inf) > beyond]
+    if compare is not None:
+        beyond = limit if compare is operator.lt else math.nextafter(limit, math.inf)
+        return [(rule, e) for e in elements if e.metrics.get(name, math.inf) < beyond]
+    return [(rule, e) for e in elements if name is None or e.attributes.get(name) in limit]
 
 
 def _pass_gates(element: Any, gates: Iterable[Gate], met: Met) -> None:

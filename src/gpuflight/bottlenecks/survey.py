@@ -44,17 +44,16 @@ def survey_elements(
     state: RuleState,
 ) -> None:
     """Judge every element of the rule's kind, those without an open finding. What no screen lets through is clear where
-    the screens' metrics are known."""
+    a screen's metric is known."""
     reasons: Counter[str] = Counter()
     wanted = [(screen.metric, screen.comparison == "in") for screen in rule.screens]
     for element in elements:
         if wanted and not screened(rule, element):
-            missing = next(
-                (name for name, fact in wanted if name not in (element.attributes if fact else element.metrics)), None
-            )
-            if missing is None:
+            known = any(name in (element.attributes if fact else element.metrics) for name, fact in wanted)
+            if known:
                 state.clear_count += 1
             else:
+                missing = wanted[0][0]
                 why = (element.unknown or {}).get(missing) or "not measured here"
                 reasons[f"{missing} of {element.kind}: {why}"] += 1
             continue

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpuflight.collectors.base import Batch, Collector
 from gpuflight.collectors.process_details import DetailReader
-from gpuflight.collectors.process_facts import FactReader, ProcessFacts
+from gpuflight.collectors.process_facts import NO_RIGHT, FactReader, ProcessFacts
 from gpuflight.collectors.rates import FIRST_READING
 from gpuflight.errors import SourceUnavailable
 from gpuflight.graph import Edge, edges, nodes
@@ -26,6 +26,10 @@ ACCELERATORS = ("/dev/nvidia", "/dev/davinci", "/dev/kfd", "/dev/dri/renderD", "
 _id_of = attrgetter("id")
 _RATES = ("cpu_pct", "major_faults_per_s", "minor_faults_per_s")
 _UNKNOWN_RATES = dict.fromkeys(_RATES, FIRST_READING)
+
+
+_MANY_DESCRIPTORS = 256
+"""From so many on it is worth knowing how many a process may have."""
 
 
 class ProcessTreeSettings(BaseModel):
@@ -72,6 +76,7 @@ class ProcessTree(Collector):
         self._facts = FactReader(self.settings.cmdline_max_chars)
         self._details = DetailReader(self.settings.detail_max_threads)
         self._shown: dict[int, _Shown] = {}
+        self._limits: dict[str, int] = {}
         self._now: dict[int, ProcStat] = {}
         self._now_s = 0.0
 
@@ -96,7 +101,7 @@ class ProcessTree(Collector):
         self._host_emitted = False
         self._no_exe = 0
         for gone in self._shown.keys() - self._now.keys():
-            del self._shown[gone]
+            self._limits.pop(self._shown.pop(gone).stat.id, None)
         self._details.begin(procfs, self._now_s, self._worth_details())
         self._due = procfs.refreshed | self._details.chosen
         self._say_limits(procfs)
@@ -172,6 +177,22 @@ class ProcessTree(Collector):
         batch.nodes.append(shown.entity)
         batch.edges.append(shown.edge)
 
+    def _add_limit(self, stat: ProcStat, metrics: dict[str, int | float], unknown: dict[str, str]) -> None:
+        """How many descriptors it may have; a limit is hardly ever changed, so it is read once."""
+        limit = self._limits.get(stat.id)
+        if limit is None:
+            try:
+                limit = self._procfs.descriptor_limit(stat.pid)
+            except PermissionError:
+                unknown["fds_limit_count"] = NO_RIGHT
+                return
+            except (OSError, ValueError):
+                unknown["fds_limit_count"] = "its limits cannot be read"
+                return
+            self._limits[stat.id] = limit
+        if limit >= 0:
+            metrics["fds_limit_count"] = limit
+
     def _show(self, stat: ProcStat, shown: _Shown | None, fds: int | None) -> _Shown:
         facts = self._facts.read(stat, shown.facts if shown is not None else None)
         rates = self._rates(stat)
@@ -193,6 +214,8 @@ class ProcessTree(Collector):
             metrics["rss_bytes"] = stat.rss_pages * self._page_size
             if fds is not None:
                 metrics["fds_count"] = fds
+                if fds >= _MANY_DESCRIPTORS:
+                    self._add_limit(stat, metrics, unknown)
             elif self.settings.descriptors and stat.state not in "ZX":
                 unknown["fds_count"] = self._no_descriptors
             self._details.add(stat, metrics, unknown)

@@ -11,7 +11,7 @@ from gpuflight.collectors.socket_joins import Connection, is_closed
 from gpuflight.graph import Metric, edges
 from gpuflight.sources.netlink import InetSocket, TcpInfo
 
-_RATES = ("bytes_sent", "bytes_received", "retransmits")
+_RATES = ("bytes_sent", "bytes_received", "retransmits", "segments_sent")
 _NO_NETLINK = "the kernel was not asked over netlink, and /proc/net does not say"
 _NO_INFO = {"rtt_ms": _NO_NETLINK, "retransmits_count": _NO_NETLINK, "bytes_sent_count": _NO_NETLINK,
             "bytes_received_count": _NO_NETLINK}  # fmt: skip
@@ -150,6 +150,7 @@ def _tcp_metrics(
         ("bytes_sent_per_s", now.bytes_sent, before.bytes_sent),
         ("bytes_received_per_s", now.bytes_received, before.bytes_received),
         ("retransmits_per_s", now.retransmits, before.retransmits),
+        ("segments_sent_per_s", now.segments, before.segments),
     ):
         if value is not None and last is not None and value >= last:
             metrics[name] = (value - last) / elapsed_s

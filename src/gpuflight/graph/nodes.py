@@ -14,7 +14,10 @@ class Host(Entity, tag="Host", gc=False, kw_only=True):
     """A machine. attributes: name, machine_id, boot_id, kernel, architecture, virtualisation.
     metrics: cpus_count, memory_total_bytes, memory_available_bytes, swap_total_bytes, swap_used_bytes, load_1min,
     cpu_busy_pct, cpu_iowait_pct, cpu_steal_pct, context_switches_per_s, processes_count, kernel_threads_count,
-    cpu_pressure_some_pct, memory_pressure_full_pct, io_pressure_full_pct."""
+    cpu_pressure_some_pct, memory_pressure_full_pct, io_pressure_full_pct; counted by the kernel for the whole host
+    tcp_{listen_overflows,listen_drops,connect_failures,resets,retransmits,segments_sent}_per_s,
+    softnet_{drops,squeezed}_per_s, oom_kills_count, files_open_count, files_limit_count, clock_offset_ms,
+    clock_max_error_ms (with the attribute clock_synchronised)."""
 
     hostname: str
 
@@ -27,7 +30,8 @@ class Process(Entity, tag="Process", gc=False, kw_only=True):
 
     attributes: name (comm), cmdline (redacted), exe, state, ppid, uid, user, cgroup, nspids, netns, cpus_allowed,
     top_cpu (rank), common_parent_of (count), seeded (asked for by pid). metrics: cpu_pct (of one core, over the round),
-    rss_bytes, threads_count, fds_count, major_faults_per_s, minor_faults_per_s; of those that use CPU or a GPU also
+    rss_bytes, threads_count, fds_count (of many, 256 and more, also fds_limit_count), major_faults_per_s,
+    minor_faults_per_s; of those that use CPU or a GPU also
     context_switches_voluntary_per_s, context_switches_involuntary_per_s, io_read_bytes_per_s, io_write_bytes_per_s.
 
     Of those with CUDA (docs/cuda-probes.md), since the probe was attached, attributes: cuda_layers (runtime, driver,

@@ -1,7 +1,7 @@
 """The shape of the settings: what there is, its unit, its default, its bounds.
 
-The blocks under ``collectors``, ``subscribers``, ``consume``, ``events`` and ``rules`` belong to layers above, which this one does
-not know: they are kept as they come and checked against the settings classes there by gpuflight.cli.plugin_settings.
+The blocks under ``collectors``, ``subscribers``, ``consume``, ``events`` and ``rules`` belong to layers above, which
+this one does not know: they are kept as they come and checked there by gpuflight.cli.plugin_settings.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class MemoryPressure(ElementRule):
     }
     persist_s = 10.0
     histories = {
-        nodes.Host: {"swap_used_bytes": _SWAP_WINDOW_S},
+        nodes.Host: {"swap_used_bytes": _SWAP_WINDOW_S, "oom_kills_count": 600.0},
         nodes.Container: {"oom_kills_count": 600.0},
         nodes.Pod: {"oom_kills_count": 600.0},
         nodes.Unit: {"oom_kills_count": 600.0},
@@ -108,6 +108,14 @@ class MemoryPressure(ElementRule):
         return self._host(look) if isinstance(look.element, nodes.Host) else self._group(look)
 
     def _host(self, look: Look) -> Verdict:
+        killed = look.window.history(look.element, "oom_kills_count")
+        count = killed.increase(look.window.now_s, 600.0) if killed is not None else None
+        if count:
+            return look.fired(
+                f"the kernel killed {count:.0f} tasks of {look.label} for want of memory in the last 10 minutes",
+                [look.saw("oom_kills_count", count, samples_count=2, window_s=600.0)],
+                severity="critical",
+            )
         available, total = look.metric("memory_available_bytes"), look.metric("memory_total_bytes")
         share = 100 * available / total if total else 100.0
         seen = [look.saw("memory_available_bytes"), look.saw("memory_total_bytes")]

@@ -342,6 +342,14 @@ class ProcFs(Machine):
         """/proc/PID/io: bytes and calls since the process started; needs the right to trace it."""
         return {key: int(value) for key, value in parse_status(self.fs.read_record(f"{self.root}/{pid}/io")).items()}
 
+    def descriptor_limit(self, pid: int) -> int:
+        """How many descriptors a process may have open (soft limit), -1 for any number. Raises OSError, ValueError."""
+        for line in self.fs.read_record(f"{self.root}/{pid}/limits").decode("ascii", "replace").split("\n"):
+            if line.startswith("Max open files"):
+                soft = line.split()[3]
+                return -1 if soft == "unlimited" else int(soft)
+        raise ValueError("no limit of open files among the limits")
+
     def hides_processes(self) -> bool:
         """Whether /proc is mounted so that one sees only one's own processes (``hidepid``)."""
         try:
