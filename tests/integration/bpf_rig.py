@@ -6,6 +6,7 @@ import shutil
 import struct
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -49,6 +50,24 @@ def why_not() -> str:
 needs_probes = pytest.mark.skipif(bool(why_not()), reason=why_not() or "probes work here")
 
 
+# Calls gf_call_0 with 1, 2, 3, … as fast as it can, once somebody writes a line to it; then waits for another.
+_RACER = """
+#include <stdio.h>
+#include <stdlib.h>
+long gf_call_0(long, long, long, long, long, long, long, long);
+int main(int count, char **words)
+{
+    long times = atol(words[1]);
+    puts("ready"); fflush(stdout);
+    getchar();
+    for (long number = 1; number <= times; number++) gf_call_0(number, 2, 3, 4, 5, 6, 7, 8);
+    puts("done"); fflush(stdout);
+    getchar();
+    return 0;
+}
+"""
+
+
 class Rig:
     """``library``: the path of a copy of its own, since probes belong to a file; ``pid`` of the last run."""
 
@@ -69,6 +88,20 @@ class Rig:
             for number, offset in self.offsets.items()
         ]
 
+    def racer(self, times: int, library: str | None = None, prefix: Sequence[str] = ()) -> subprocess.Popen[str]:
+        """A C program that is linked to the library and makes ``times`` calls when it is sent a line."""
+        program = self.folder / "racer"
+        if not program.exists():
+            (self.folder / "racer.c").write_text(_RACER)
+            subprocess.run(["gcc", "-O1", "-o", program, self.folder / "racer.c", self.library], check=True)
+        process = subprocess.Popen(
+            [*prefix, program, str(times)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1,
+            env={"LD_PRELOAD": library or self.library},
+        )  # fmt: skip
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        return process
+
     def call(self, *calls: str) -> None:
         """``NUMBER:TIMES[:FIRST_ARGUMENT]`` in a process of its own."""
         process = subprocess.Popen([sys.executable, "-c", _CALLER, self.library, *calls])
@@ -84,3 +117,18 @@ def counts(rows: list[tuple[bytes, bytes]], pid: int) -> dict[int, int]:
         if tgid == pid:
             found[cookie] = sum(struct.unpack(f"={len(value) // 8}Q", value))
     return found
+
+
+def go(process: subprocess.Popen[str]) -> None:
+    """Send a line to a racer; ``finish`` waits for it."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+
+
+def finish(process: subprocess.Popen[str]) -> None:
+    """Wait for the calls of a racer, and let it end."""
+    assert process.stdin is not None
+    assert process.stdout is not None
+    assert process.stdout.readline() == "done\n"
+    process.communicate("\n", timeout=30)
+    assert process.returncode == 0

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.integration.bpf_rig import FUNCTIONS, Rig, counts, needs_probes
+from tests.integration.bpf_rig import FUNCTIONS, Rig, counts, finish, go, needs_probes
 
 from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.bpf import ProbeObject, Uprobe, bcc_load, features
@@ -191,6 +191,87 @@ def test_a_ring_buffer_counts_what_it_cannot_hold_and_goes_on_behind_its_end(rig
         loaded.close()
 
 
+def test_records_are_whole_and_in_order_while_they_are_being_written(rig: Rig) -> None:
+    times = 200_000
+    loaded = LibbpfBackend().load(
+        "engine", programs=["on_entry"], map_entries={"ring": 1 << 16}, constants={"ring_above": 1}
+    )
+    process = rig.racer(times)
+    try:
+        loaded.attach_uprobes("on_entry", rig.uprobes()[:1])
+        seen: list[int] = []
+        go(process)
+        while len(seen) + loaded.lost("ring") < times:
+            for record in loaded.drain("ring"):
+                words = struct.unpack("=10Q", record)
+                assert words[:2] == (process.pid, 100)
+                assert words[3:] == (2, 3, 4, 5, 6, 7, 8)
+                seen.append(words[2])
+        finish(process)
+        assert loaded.drain("ring") == []
+        assert len(seen) + loaded.lost("ring") == times
+        assert seen == sorted(set(seen))
+        assert counts(loaded.read("calls"), process.pid) == {100: times}
+    finally:
+        process.kill()
+        loaded.close()
+
+
+@multi_and_classic
+def test_a_process_that_runs_already_is_probed_and_let_go_while_it_runs(rig: Rig, multi: bool) -> None:
+    loaded = backend(multi).load("engine", programs=["on_entry"])
+    process = rig.racer(300)
+    try:
+        loaded.attach_uprobes("on_entry", rig.uprobes()[:1])
+        go(process)
+        assert process.stdout is not None
+        assert process.stdout.readline() == "done\n"
+        assert counts(loaded.read("calls"), process.pid) == {100: 300}
+        loaded.close()
+        process.communicate("\n", timeout=30)
+        assert process.returncode == 0
+    finally:
+        process.kill()
+        loaded.close()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="makes mounts: needs root")
+def test_a_library_that_only_another_mount_namespace_has_is_found_there(rig: Rig, engine: ProbeObject) -> None:
+    hidden = rig.folder / "hidden"
+    hidden.mkdir(exist_ok=True)
+    inside = f'mount -t tmpfs none {hidden} && cp {rig.library} {hidden}/lib.so && exec "$@"'
+    process = rig.racer(7, f"{hidden}/lib.so", ["unshare", "-m", "sh", "-c", inside, "sh"])
+    try:
+        assert not (hidden / "lib.so").exists()
+        path = f"/proc/{process.pid}/root{hidden}/lib.so"
+        link = engine.attach_uprobes("on_entry", [Uprobe(path, rig.offsets[0], 9)])
+        assert not link.failed
+        go(process)
+        finish(process)
+        assert counts(engine.read("calls"), process.pid) == {9: 7}
+    finally:
+        process.kill()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="map_files needs CAP_SYS_ADMIN or CAP_CHECKPOINT_RESTORE")
+def test_a_library_that_was_deleted_is_reached_through_the_memory_of_a_process(rig: Rig, engine: ProbeObject) -> None:
+    """As after an update of a package, or of a container's layer, under a running job."""
+    copy = rig.folder / "deleted.so"
+    copy.write_bytes(Path(rig.library).read_bytes())
+    process = rig.racer(5, str(copy))
+    try:
+        copy.unlink()
+        maps = Path(f"/proc/{process.pid}/maps").read_text()
+        area = next(line.split()[0] for line in maps.splitlines() if line.endswith("deleted.so (deleted)"))
+        link = engine.attach_uprobes("on_entry", [Uprobe(f"/proc/{process.pid}/map_files/{area}", rig.offsets[0], 8)])
+        assert not link.failed
+        go(process)
+        finish(process)
+        assert counts(engine.read("calls"), process.pid) == {8: 5}
+    finally:
+        process.kill()
+
+
 def test_maps_are_the_same_in_batches_and_key_by_key(engine: ProbeObject) -> None:
     for number in range(3000):
         engine.update("calls", struct.pack("=II", number, 7), struct.pack("=Q", number * 3))
@@ -295,6 +376,14 @@ def test_opening_and_closing_leaves_no_descriptor_and_no_thread(rig: Rig) -> Non
         loaded.close()
         loaded.close()
 
+    def attach_often() -> None:
+        loaded = LibbpfBackend().load("engine", programs=["on_entry"])
+        for _ in range(5):
+            loaded.attach_uprobes("on_entry", rig.uprobes()[:1]).close()
+        assert len(loaded._links) == 1  # type: ignore[attr-defined]
+        loaded.close()
+
+    attach_often()
     once()
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
     for _ in range(10):

@@ -195,6 +195,12 @@ def test_rights_that_are_missing_are_named(effective: int, missing: list[str]) -
     assert features.missing_rights(effective) == missing
 
 
+def test_other_machines_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("platform.machine", lambda: "riscv64")
+    with pytest.raises(SourceUnavailable, match="no probes for riscv64"):
+        features.require_rights()
+
+
 # --- no library -----------------------------------------------------------------------------------------------------
 
 
@@ -399,3 +405,38 @@ def test_beside_a_tree_of_files_no_probe_is_loaded(tmp_path: Path) -> None:
             world.probes.open("engine")
     finally:
         world.close()
+
+
+@pytest.mark.parametrize(
+    ("backends", "state", "found", "hint"),
+    [
+        ([FakeBackend("libbpf", refuse="no library")], "no", "no library", "what to do about libbpf"),
+        ([FakeBackend("libbpf", refuse="no library"), FakeBackend("bcc")], "limited", "loaded by bcc", ""),
+    ],
+)
+def test_gpuflight_env_tells_it(
+    backends: list[ProbeBackend], state: str, found: str, hint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from gpuflight.cli.env import checks
+
+    def no_btf() -> None:
+        raise SourceUnavailable("no BTF", "another kernel")
+
+    monkeypatch.setattr(features, "require_btf", no_btf)
+    world = open_world(str(tmp_path))
+    world.probes = Probes(backends=backends)
+    told = {check.name: check for check in checks(world) if check.area == "probes"}
+    assert (told["probes"].state, told["probes"].found, told["probes"].hint) == (state, found, hint)
+    assert (told["BTF"].state, told["BTF"].hint) == ("no", "another kernel")
+    assert told["backend libbpf"].state == "no"
+    world.close()
+
+
+def test_gpuflight_env_of_a_recording_that_does_not_know(tmp_path: Path) -> None:
+    from gpuflight.cli.env import checks
+
+    world = open_world(str(tmp_path))  # as of a recording of an older version
+    (told,) = [check for check in checks(world) if check.name == "probes"]
+    assert told.state == "no"
+    assert told.found.startswith("not known: the recording holds no answer")
+    world.close()

@@ -6,9 +6,11 @@ from __future__ import annotations
 import errno
 import functools
 import os
+import platform
 
 from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.bpf import syscalls
+from gpuflight.sources.bpf.objects import require_machine
 from gpuflight.sources.bpf.uprobes import uprobe_pmu
 
 BTF = "/sys/kernel/btf/vmlinux"
@@ -27,6 +29,7 @@ def require_btf() -> None:
 
 def require_rights() -> None:
     """Raises SourceUnavailable if this process may not load a probe."""
+    require_machine(platform.machine())
     reason, hint = _why_no_programs()
     if reason:
         raise SourceUnavailable(reason, hint)

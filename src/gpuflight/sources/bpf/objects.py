@@ -15,12 +15,16 @@ ENGINE = "engine"
 """The object of the engine's own checks."""
 
 
+def require_machine(machine: str) -> None:
+    """Raises SourceUnavailable for machines that no probe was compiled for."""
+    if machine not in MACHINES:
+        raise SourceUnavailable(f"there are no probes for {machine}", "they exist for x86_64 and aarch64")
+
+
 def file_name(name: str, machine: str) -> str:
     """``cuda.x86_64.bpf.o``. Raises SourceUnavailable for machines we have no objects for."""
-    try:
-        return f"{name}.{MACHINES[machine]}.bpf.o"
-    except KeyError:
-        raise SourceUnavailable(f"there are no probes for {machine}", "they exist for x86_64 and aarch64") from None
+    require_machine(machine)
+    return f"{name}.{MACHINES[machine]}.bpf.o"
 
 
 def read_object(name: str, machine: str, folder: str | None = None) -> bytes:
