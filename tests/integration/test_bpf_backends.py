@@ -7,12 +7,16 @@ import struct
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.fakes.cuda.check import check
+from tests.fakes.cuda.oracle import expect, read_log
 from tests.integration.bpf_rig import Rig, counts, needs_probes
+from tests.integration.cuda_rig import compiled, read_of_ended, why_no_probe
 
 from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.bpf import ProbeBackend, ProbeObject, Uprobe, bcc_load, features
@@ -20,6 +24,7 @@ from gpuflight.sources.bpf.bcc_backend import BccBackend
 from gpuflight.sources.bpf.bcc_compiler import Compiler
 from gpuflight.sources.bpf.libbpf import LibbpfBackend
 from gpuflight.sources.bpf.probes import Probes
+from gpuflight.sources.cuda_probe.probe import CudaProbe
 
 pytestmark = needs_probes
 
@@ -354,3 +359,46 @@ def test_bcc_load_links_only_what_is_a_map() -> None:
     code = struct.pack("<BBhiBBhi", 0x18, 0x11, 0, 5, 0, 0, 0, 0) + struct.pack("<BBhi", 0xB7, 0x01, 0, 5)
     linked = bcc_load.link(code, {5: 77})
     assert linked == struct.pack("<BBhiBBhi", 0x18, 0x11, 0, 77, 0, 0, 0, 0) + code[16:]
+
+
+# --- the CUDA probe --------------------------------------------------------------------------------------------------
+
+SCRIPT = (
+    "0 screate 1 0", "0 screate 2 1", "0 ecreate 1",
+    "0 launch f0 10 2 1 32 4 1 0 s1", "1 launch f1 1 1 1 64 1 1 49152 0", "0 launchptsz f2 1 1 1 64 1 1 0 s2",
+    "0 launchcoop f0 3 1 1 128 1 1 0 s2", "2 launchex f3 7 1 1 9 1 1 0 2", "0 malloc 1 4096", "0 malloc 2 123456",
+    "0 malloc 3 1152921504606846976", "0 managed 4 65536", "0 memcpy 1000 1", "1 memcpyasync 100000 2 s2",
+    "0 memcpy 5 9", "0 memset 1000", "0 erecord 1 s1", "0 swait s2 1", "0 esync 1", "0 ssync s1", "0 free 1",
+    "0 free 5", "0 setdevice 99", "0 setdevice 1", "0 launch f0 1 1 1 1 1 1 0 0", "0 usleep 150", "0 sync",
+    "0 setdevice 0", "0 launch f1 100 100 1 1024 1 1 0 s2", "0 ssync s2", "0 sdestroy 1", "0 sync",
+)  # fmt: skip
+"""Every stream is waited for: where only bcc works, the end of a process is not seen in the kernel (CO-RE only).
+Not under bcc-without-cookies, where a program for each of 250 places takes the kernel 10 s."""
+
+
+@pytest.mark.parametrize("name", ["libbpf", "libbpf-classic", "bcc", "bcc-classic"])
+def test_the_cuda_probe_counts_what_the_fake_runtime_logs(name: str, tmp_path: Path) -> None:
+    if why_no_probe():
+        pytest.skip(why_no_probe())
+    if name.startswith("bcc") and why_no_bcc():
+        pytest.skip(why_no_bcc())
+    if name == "bcc-without-cookies":
+        pytest.skip(
+            "a program for each of 250 places takes the kernel 10 s; the engine's own probe shows that it works"
+        )
+    fakes = compiled().copy(tmp_path / "cuda")
+    probe = CudaProbe(Probes(backends=[BACKENDS[name]()]))
+    try:
+        assert probe.backend == name.partition("-")[0]
+        attachment = probe.attach(str(fakes.runtime), "runtime")
+        assert attachment.failed == []
+        pid = fakes.run(list(SCRIPT))
+        if probe.without:
+            probe.forget([pid])  # as the collector does, which finds ends of processes in /proc too
+        rows, ended_ns = read_of_ended(probe, pid)
+        assert not any(rows.losses.values())
+        expected = expect(read_log(fakes.log, time.monotonic_ns()), pid, ended_ns)
+        assert sum(sums.count for sums in expected.launches.values()) == 7
+        check(rows, pid, expected)
+    finally:
+        probe.close()
