@@ -179,6 +179,7 @@ class Drawing:
                 attributes["direction"] = "guessed" if client is None or not client.row.unix else "none"
             if client is None or server is None:
                 attributes["half"] = True
+        if connection.ended or not connection.shown:
             for name, end in (("source_processes", client), ("target_processes", server)):
                 processes = sorted({user.process for user in end.users if user.process}) if end is not None else []
                 if processes:
