@@ -17,6 +17,7 @@ from gpuflight.bottlenecks.series import Series
 from gpuflight.bottlenecks.window import Key, key_of
 from gpuflight.graph import Edge
 from gpuflight.graph import edges as edge_kinds
+from gpuflight.graph.diff import Change
 from gpuflight.graph.edges import EDGE_KINDS
 from gpuflight.graph.element import EdgeKey
 from gpuflight.graph.nodes import NODE_KINDS
@@ -70,13 +71,11 @@ class Index:
     def take(self, done: Round, now_s: float, first: bool) -> Met:
         """Bring everything up to date with a round; (rule, element) for what changed and meets a screen."""
         diff = done.diff
-        nodes_changed: Iterable[Any] = [step.after for step in diff.nodes_changed]
-        edges_changed: Iterable[Any] = [step.after for step in diff.edges_changed]
         nodes_added: Iterable[Any] = diff.nodes_added
         edges_added: Iterable[Any] = diff.edges_added
+        changed: tuple[Sequence[Change], ...] = (diff.nodes_changed, diff.edges_changed)
         if first:  # a stream may begin in the middle; a saved graph has no difference
-            nodes_added, edges_added = done.graph.nodes.values(), done.graph.edges.values()
-            nodes_changed = edges_changed = ()
+            nodes_added, edges_added, changed = done.graph.nodes.values(), done.graph.edges.values(), ()
         else:
             for node_id in diff.nodes_removed:
                 self._drop(node_id, NODE_KINDS.get(node_id.partition("(")[0]))
@@ -85,34 +84,38 @@ class Index:
                 self._drop(edge_key, kind)
                 self._unlink(edge_key, kind)
         met: Met = []
-        users = self.gpu_users.copy()
-        for edge in edges_added:
-            if type(edge) in self._relations:
-                self._link(edge)
-        for entity_id in self.gpu_users - users:  # which need not have changed itself
-            user = done.graph.nodes.get(entity_id)
-            if user is not None:
-                _pass_gates(user, self._user_gates.get(type(user), ()), met)
-        for elements in (nodes_added, nodes_changed, edges_added, edges_changed):
-            self._look_over(elements, now_s, met)
+        self._link_all(edges_added, done, met)
+        groups: dict[type[Any], list[Any]] = {kind: [] for kind in self._concerned}
+        for elements in (nodes_added, edges_added):
+            for element in elements:
+                if (group := groups.get(type(element))) is not None:
+                    group.append(element)
+        for steps in changed:
+            for step in steps:
+                element = step.after
+                if (group := groups.get(type(element))) is not None:
+                    group.append(element)
+        for kind, group in groups.items():  # of masses a screen is one pass over a column
+            if group and kind in self._kept:
+                self._look_at_few(kind, group, now_s, met)
+            elif group:
+                self._look_at_masses(kind, group, now_s, met)
         if self._warm:
             for entity in nodes_added:
                 if type(entity) in self._warm:
                     self.first_seen_s[entity.id] = now_s
         return met
 
-    def _look_over(self, elements: Iterable[Any], now_s: float, met: Met) -> None:
-        """Of each kind all elements together: of masses a screen is one pass over a column."""
-        groups: dict[type[Any], list[Any]] = {kind: [] for kind in self._concerned}
-        for element in elements:
-            group = groups.get(type(element))
-            if group is not None:
-                group.append(element)
-        for kind, group in groups.items():
-            if group and kind in self._kept:
-                self._look_at_few(kind, group, now_s, met)
-            elif group:
-                self._look_at_masses(kind, group, now_s, met)
+    def _link_all(self, edges: Iterable[Edge], done: Round, met: Met) -> None:
+        """New edges between elements; who uses a GPU from now on passes the screens for these, changed or not."""
+        before = self.gpu_users.copy()
+        for edge in edges:
+            if type(edge) in self._relations:
+                self._link(edge)
+        for entity_id in self.gpu_users - before:
+            user = done.graph.nodes.get(entity_id)
+            if user is not None:
+                _pass_gates(user, self._user_gates.get(type(user), ()), met)
 
     def _look_at_few(self, kind: type[Any], elements: Iterable[Any], now_s: float, met: Met) -> None:
         wanted, gates, here = self._wanted.get(kind), self._gates.get(kind, ()), self.by_kind.setdefault(kind, {})
