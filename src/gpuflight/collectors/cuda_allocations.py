@@ -23,7 +23,7 @@ def largest_groups(
     """
     groups: dict[int, dict[tuple[str, str, tuple[int, ...]], tuple[int, int]]] = {}
     for row in allocations:
-        frames = stacks.get(row.stack_id, (row.caller,) if row.caller else ())[:FRAMES]
+        frames = stacks.get(row.stack_id, (row.caller,) if row.caller else ())[: FRAMES + 1]
         of_pid = groups.setdefault(row.pid, {})
         count, size = of_pid.get((row.api, row.kind, frames), (0, 0))
         of_pid[row.api, row.kind, frames] = count + 1, size + row.size_bytes
@@ -37,4 +37,7 @@ def largest_groups(
 def _text(pid: int, api: str, kind: str, frames: tuple[int, ...], count: int, size: int, resolve: Resolve) -> str:
     pieces = "1 piece" if count == 1 else f"{count} pieces"
     text = f"{human('held_bytes', size)} in {pieces} by {api} ({kind})"
-    return f"{text}, called by {' < '.join(resolve(pid, frames))}" if frames else text
+    names = resolve(pid, frames)
+    if names and names[0].startswith(f"{api}+"):  # the call itself
+        del names[0]
+    return f"{text}, called by {' < '.join(names)}" if names else text

@@ -335,7 +335,7 @@ class CudaProbes(Collector):
 def _hint(scan: CudaScan) -> str:
     if scan.unreadable:
         return f"{scan.unreadable} processes may not be looked into: run as root or grant CAP_SYS_PTRACE"
-    return ""
+    return "a program that loads CUDA is watched from then on"
 
 
 def _uptime_s(world: World) -> float:

@@ -33,7 +33,7 @@ KEEP_ROUNDS, KEEP_ROUNDS_ELSEWHERE = 60, 2
 INNER_PER_S = 5_000.0
 """Launches of the runtime per s that reach the driver, from which it is worthwhile to leave the driver's alone."""
 
-_ORDER: tuple[Layer, ...] = ("libc", "nccl", "runtime", "driver")
+_ORDER: tuple[Layer, ...] = ("libc", "runtime", "nccl", "driver")
 
 
 class Hooked(Struct):
@@ -153,8 +153,9 @@ class CudaWatch:
     # --- what it says of a process ---------------------------------------------------------------------------------
 
     def of(self, process: CudaProcess) -> list[Hooked]:
-        """Everything hooked that a process uses."""
-        return [hooked for (key, _), hooked in self.hooked.items() if key in process.libraries and hooked.attachment]
+        """Everything hooked that a process uses, the driver last."""
+        found = [hooked for (key, _), hooked in self.hooked.items() if key in process.libraries and hooked.attachment]
+        return sorted(found, key=lambda hooked: _ORDER.index(hooked.layer))
 
     def is_late(self, process: CudaProcess, started_s: float) -> bool:
         """Whether a process ran (since ``started_s`` of the machine's uptime) before all of its files were hooked."""
