@@ -29,8 +29,8 @@ CAPABILITIES = {
     "CAP_DAC_READ_SEARCH": (2, "files that only root may read"),
     "CAP_SYS_ADMIN": (21, "sockets in other network namespaces"),
     "CAP_NET_ADMIN": (12, "all details of sockets and RDMA resources"),
-    "CAP_PERFMON": (38, "CUDA probes and hardware counters"),
-    "CAP_BPF": (39, "CUDA probes by eBPF"),
+    "CAP_PERFMON": (38, "probes in the kernel: CUDA, sockets, scheduling"),
+    "CAP_BPF": (39, "probes in the kernel: CUDA, sockets, scheduling"),
 }
 
 TOOLS = {
@@ -206,7 +206,7 @@ def _probes(world: World) -> Iterator[Check]:
                 area="probes",
                 name=item.name,
                 state="yes" if item.ok else "no",
-                found=item.found,
+                found="as above" if not item.ok and item.found == capabilities.reason else item.found,
                 hint=item.hint if item.hint != capabilities.hint else "",  # said once is enough
             )
     for name, meaning in (
