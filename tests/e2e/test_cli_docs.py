@@ -113,6 +113,8 @@ def test_examples_of_help(command: str, tmp_path: Path, recording: Path) -> None
         machine(tmp_path / "capture")
         machine(tmp_path / "before")
         machine(tmp_path / "after", later=True)
+    if command == "run":
+        (tmp_path / "train.py").write_text("print('trained')")
     if command == "record":
         (tmp_path / "machine.tar.zst").unlink()
     examples = import_module(f"gpuflight.cli.{command}").EXAMPLES

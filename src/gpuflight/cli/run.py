@@ -1,4 +1,5 @@
-"""``gpuflight run``: capture this machine for some seconds into a folder, then say what was found."""
+"""``gpuflight run``: capture this machine for some seconds into a folder, then say what was found; or start a program
+with our recorder in it (``cli.launch``)."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import argparse
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
+from gpuflight.cli.launch import add_recorder_arguments, launch, program_of
 from gpuflight.cli.session import add_observe_arguments, positive_seconds
 from gpuflight.errors import InputError
 
@@ -18,6 +20,9 @@ Watch this machine (or a recording of one) for some seconds, write a run folder,
 The folder holds graph.json (the last graph), rounds.jsonl.zst (the first graph, then what changed each round),
 describe.txt, coverage.json (what could not be seen, and why) and config.json. Ctrl-C and SIGTERM end a capture early;
 everything is still written. Nothing else in the folder is ever touched.
+
+With a program behind `--` it is started instead, and every Python in its process tree records what it does on GPUs, as
+a session in --out (default: a new folder in ~/.gpufl/traces). The program's exit code, signals and input are its own.
 """
 
 EXAMPLES = (
@@ -25,6 +30,7 @@ EXAMPLES = (
     "gpuflight run --offline 10 --interval 1 --out capture",
     "gpuflight run --offline 10 --pid 1 --json",
     "gpuflight run --replay machine.tar.zst --out replayed",
+    "gpuflight run --out trace --after 60 --for 10 -- python train.py --epochs 3",
 )
 
 
@@ -36,17 +42,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--force", action="store_true", help="replace our files in a folder that is not empty")
     parser.add_argument("--json", action="store_true", help="print what was found as JSON")
     add_observe_arguments(parser)
+    add_recorder_arguments(parser)
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Capture, write, report."""
+    """Capture, write, report; or become the program."""
+    program = program_of(arguments)
+    if program:
+        if arguments.offline is not None or arguments.replay is not None:
+            raise InputError(f"{program[0]}: either watch this machine (--offline, --replay) or start a program")
+        launch(arguments, program)
     from gpuflight.cli.session import dump_config, load_settings
 
     settings = load_settings(arguments)
     if arguments.dump_config:
         return dump_config(settings)
     if arguments.offline is None and arguments.replay is None:
-        raise InputError("say how long to watch: gpuflight run --offline 60")
+        raise InputError(
+            "say how long to watch: gpuflight run --offline 60, or what to start: gpuflight run -- python …"
+        )
 
     import msgspec
 

@@ -286,15 +286,6 @@ def explain(error: BaseException) -> Why:
     return Why("cupti_error", f"CUPTI refuses: {text}")
 
 
-def cuda_is_loaded() -> bool:
-    """Whether this process has loaded the CUDA driver; loads nothing."""
-    try:
-        ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
-    except OSError:
-        return False
-    return True
-
-
 def _likely_holder() -> str:
     """Who it may be, by what can be seen of it."""
     signs = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -71,6 +72,8 @@ class Capture:
         other = self._other_subscriber(binding)
         if other is not None:
             raise Unavailable(other)
+        if "nvtx" in self._options.kinds:
+            self._listen_to_nvtx(binding)
         binding.register(self.intake.requested, self.intake.completed)
         self.refused.clear()
         enabled = 0
@@ -85,6 +88,13 @@ class Capture:
         self._flushes_itself = binding.flush_every(round(FLUSH_EVERY_S * 1000))
         self.why = None
         self.running = self.ever_ran = True
+
+    @staticmethod
+    def _listen_to_nvtx(binding: Binding) -> None:
+        """NVTX asks the environment whom to tell, at the program's first range. Another tool's wish is left alone."""
+        library = binding.library()
+        if library:
+            os.environ.setdefault("NVTX_INJECTION64_PATH", library)
 
     @staticmethod
     def _other_subscriber(binding: Binding) -> Why | None:

@@ -11,11 +11,12 @@ from collections.abc import Callable
 from typing import Any
 
 from gpuflight.events.format.writer import SessionWriter
-from gpuflight.events.recorder import capabilities
-from gpuflight.events.recorder.binding import Binding, Why, cuda_is_loaded, load, profiling_in_torch
+from gpuflight.events.recorder import capabilities, torch_ranges
+from gpuflight.events.recorder.binding import Binding, Why, load, profiling_in_torch
 from gpuflight.events.recorder.capture import Capture
 from gpuflight.events.recorder.clock import Clock
 from gpuflight.events.recorder.control import Answer, ControlServer, Request
+from gpuflight.events.recorder.lifecycle import cuda_is_loaded
 from gpuflight.events.recorder.metrics import Metrics
 from gpuflight.events.recorder.options import Options
 from gpuflight.events.recorder.ranges import Ranges
@@ -45,10 +46,10 @@ class Recorder:
         options: Options,
         make: Callable[[], Binding] = load,
         *,
-        signals: int = -1,
+        signals: Callable[[], int] = lambda: -1,
         on_signal: Callable[[int], None] = lambda number: None,
     ) -> None:
-        """``signals``: a descriptor that numbers of signals come from, for ``on_signal``."""
+        """``signals``: the descriptor that numbers of signals come from, for ``on_signal``; -1 for none."""
         self.options = options
         self.problem = ""
         self.path = ""
@@ -75,6 +76,7 @@ class Recorder:
         self._told_devices: Any = None
         self._retry_ns = 0
         self._paused = False
+        self._torch_follows = False
 
     @property
     def state(self) -> str:
@@ -142,17 +144,21 @@ class Recorder:
         except OSError:  # it is full: the thread is about to wake
             pass
 
-    def close(self) -> None:
-        """Everything out and the session complete. The second caller waits for the first one."""
-        if self._closed.is_set() or self.closing_here:
-            return
-        with self._close_lock:
+    def close(self) -> bool:
+        """Everything out and the session complete. The second caller waits for the first one; only our own thread, for
+        which the first one may wait, does not: then the answer is False."""
+        if self.closing_here:
+            return False
+        ours = self._thread is threading.current_thread()
+        if not self._close_lock.acquire(blocking=not ours):
+            return False
+        try:
             if self._closed.is_set():
-                return
+                return True
             self._closing_in = threading.get_ident()
             self._ending.set()
             self.wake()
-            if self._thread is not None and self._thread is not threading.current_thread():
+            if self._thread is not None and not ours:
                 self._thread.join(_CLOSE_S)
             held = self._work.acquire(timeout=_CLOSE_S)
             try:
@@ -165,6 +171,9 @@ class Recorder:
                     self._work.release()
                 self._closed.set()
                 self._closing_in = None
+            return True
+        finally:
+            self._close_lock.release()
 
     @property
     def closing_here(self) -> bool:
@@ -210,16 +219,17 @@ class Recorder:
         control = self._control
         if control is not None and control.listening:
             selector.register(control.fileno(), selectors.EVENT_READ)
-        if self._signals >= 0:
-            selector.register(self._signals, selectors.EVENT_READ)
+        signals = self._signals()
+        if signals >= 0:
+            selector.register(signals, selectors.EVENT_READ)
         while not self._ending.is_set():
             try:
                 ready = selector.select(self._pause_s())
                 for key, _ in ready:
                     if key.fd == self._wake_in:
                         os.read(self._wake_in, 4096)
-                    elif key.fd == self._signals:
-                        for number in os.read(self._signals, 64):
+                    elif key.fd == signals:
+                        for number in os.read(signals, 64):
                             self._on_signal(number)
                     elif control is not None:
                         control.serve()
@@ -250,6 +260,8 @@ class Recorder:
         writer = self._writer
         if writer is None:
             return
+        if self.options.torch_ranges and not self._torch_follows:
+            self._torch_follows = torch_ranges.follow(lambda: None if self._closed.is_set() else self.ranges)
         self._write_metrics(writer)
         self._tell()
         writer.tick()
