@@ -38,7 +38,17 @@ class FakeProducer:
         self.callers: set[int] = set()
         self._queue: deque[tuple[bytes, Any]] = deque()
 
-    def produce(self, topic: str, value: bytes, key: bytes, headers: Any, on_delivery: Any) -> None:
+    def produce(
+        self,
+        topic: str,
+        value: bytes,
+        key: bytes,
+        partition: int,
+        callback: Any,
+        on_delivery: Any,
+        timestamp: int,
+        headers: Any,
+    ) -> None:
         self.callers.add(threading.get_ident())
         if len(self._queue) >= self.room:
             raise BufferError("queue full")

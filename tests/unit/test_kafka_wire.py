@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from gpuflight.subscribers.kafka_wire import (
     MESSAGE_OVERHEAD_BYTES,
     Assembler,
+    Content,
     Encoding,
     Message,
     RoundMessage,
@@ -39,8 +40,9 @@ def cut_round(
     max_message_bytes: int,
     trial: bool = False,
 ) -> list[Message]:
-    around = envelope(namespace, instance, "graph" if base is None else "diff", encoding, trial=trial)
-    return cut(data, around, number, time_ns, base, max_message_bytes)
+    content: Content = "graph" if base is None else "diff"
+    around = envelope(namespace, instance, content, encoding, max_message_bytes, trial=trial)
+    return cut(data, around, number, time_ns, base)
 
 
 def messages_of(

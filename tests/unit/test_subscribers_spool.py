@@ -331,6 +331,48 @@ def test_a_full_disk_costs_the_round_and_is_told(
     assert "disk is full" in line.statistics.last_error
 
 
+def test_what_has_arrived_makes_room_on_a_full_disk(
+    members: SubscriberSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is sent is not forgotten one by one; so it must not cost a round that it is still there."""
+    real_append, real_remove = Spool.append, Spool.remove_all
+    held = 0
+
+    def append(self: Spool, packed: Parcel) -> int:
+        nonlocal held
+        if held >= 1:
+            raise self._problem(sqlite3.OperationalError("database or disk is full"))
+        held += 1
+        return real_append(self, packed)
+
+    def remove_all(self: Spool, settled: Sequence[tuple[int, str]]) -> None:
+        nonlocal held
+        real_remove(self, settled)
+        held -= len(settled)
+
+    monkeypatch.setattr(Spool, "append", append)
+    monkeypatch.setattr(Spool, "remove_all", remove_all)
+    sink = Sink(spooling(tmp_path))
+    members.add(sink)
+    monkeypatch.setattr(members._workers["sink"], "settled", _settled_only(members._workers["sink"]))
+    for number in range(1, 7):
+        members.publish(make_round(number))
+        assert members.flush(LONG_S)
+    assert sink.arrived == [1, 2, 3, 4, 5, 6]
+    assert status(members).statistics.dropped == 0
+
+
+def _settled_only(worker: Any) -> Any:
+    """As a stream does while more rounds are under way: nothing is forgotten yet."""
+
+    def settled(arrived: int, error: DeliveryError | None) -> None:
+        with worker._changed:
+            worker._queue.delivered(arrived)
+            worker._changed.notify_all()
+
+    return settled
+
+
 def test_what_could_not_be_forgotten_is_forgotten_later(
     members: SubscriberSet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

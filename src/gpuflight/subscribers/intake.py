@@ -13,7 +13,7 @@ from typing import Any
 
 from gpuflight.errors import DeliveryError
 from gpuflight.rounds import Round
-from gpuflight.subscribers.base import PackedSubscriber
+from gpuflight.subscribers.base import PackedSubscriber, Parcel
 from gpuflight.subscribers.queue import DeliveryQueue
 from gpuflight.subscribers.retry import Backoff
 from gpuflight.subscribers.spool import Spool, spool_path
@@ -140,7 +140,7 @@ class Intake:
             after, gaps = self._after, self._gaps
         try:
             packed = self.subscriber.pack(completed, after)
-            item = self.spool.append(packed)
+            item = self._append(packed)
         except BaseException as error:  # noqa: BLE001 - a round that cannot be packed costs that round
             self._after = None
             problem = str(error) if isinstance(error, DeliveryError) else f"{type(error).__name__}: {error}"
@@ -154,6 +154,13 @@ class Intake:
             self._queue.stored(item, len(packed.data))
             self._changed.notify_all()
         self.forget_released()
+
+    def _append(self, packed: Parcel) -> int:
+        try:
+            return self.spool.append(packed)
+        except DeliveryError:
+            self.forget_released()  # what has arrived meanwhile leaves room on a full disk
+            return self.spool.append(packed)
 
     def _note(self, error: DeliveryError) -> None:
         text = str(error)

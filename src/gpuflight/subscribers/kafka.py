@@ -69,7 +69,7 @@ class Kafka(PackedSubscriber):
         self._client: KafkaClient | None = None
         self._namespace: str = self.settings.namespace or os.uname().nodename or "host"
         self._under_way: deque[Parcel] = deque()
-        self._kind = ("", b"", True, False)
+        self._kind = ("", b"", True, 0, False)
         self._around = self._envelope(*self._kind)
 
     def outside(self) -> Outside:
@@ -183,15 +183,16 @@ class Kafka(PackedSubscriber):
 
     def _cut(self, packed: Parcel, limit_bytes: int, *, trial: bool = False) -> list[Message]:
         key, data, base = packed.key, packed.data, packed.base
-        kind = (key[: key.rfind("-")], data[:4], base is None, trial)
+        kind = (key[: key.rfind("-")], data[:4], base is None, limit_bytes, trial)
         if kind != self._kind:  # rarely: the rounds of one run look alike
             self._kind, self._around = kind, self._envelope(*kind)
         try:
-            return cut(data, self._around, packed.number, packed.time_ns, base, limit_bytes)
+            return cut(data, self._around, packed.number, packed.time_ns, base)
         except ValueError as error:
             raise DeliveryError(f"kafka: {error}", retryable=False) from error
 
-    def _envelope(self, instance: str, start: bytes, whole: bool, trial: bool) -> Envelope:
+    def _envelope(self, instance: str, start: bytes, whole: bool, limit_bytes: int, trial: bool) -> Envelope:
         # What waited on disk may be of other settings: the bytes tell their coding themselves, JSON begins with {.
         encoding: Encoding = "zstd" if start == _ZSTD else "gzip" if start.startswith(_GZIP) else "none"
-        return envelope(self._namespace, instance, "graph" if whole else "diff", encoding, trial=trial)
+        content: Content = "graph" if whole else "diff"
+        return envelope(self._namespace, instance, content, encoding, limit_bytes, trial=trial)

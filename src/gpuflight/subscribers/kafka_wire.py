@@ -73,15 +73,25 @@ class RoundMessage(Struct, frozen=True, kw_only=True):
 
 
 class Envelope(Struct, frozen=True):
-    """What is the same in the messages of many rounds. ``size_bytes`` is what a message takes with it."""
+    """What is the same in the messages of many rounds. ``room_bytes`` is how large a part may be with it, and headers
+    that are as long as they can be."""
 
     key: bytes
     headers: tuple[tuple[str, bytes], ...]
-    size_bytes: int
+    room_bytes: int
+    crc32: Callable[[bytes], int]
 
 
-def envelope(namespace: str, instance: str, content: Content, encoding: Encoding, *, trial: bool = False) -> Envelope:
-    """For the rounds of one instance that are encoded in the same way."""
+def envelope(
+    namespace: str,
+    instance: str,
+    content: Content,
+    encoding: Encoding,
+    max_message_bytes: int,
+    *,
+    trial: bool = False,
+) -> Envelope:
+    """For the rounds of one instance that are encoded in the same way, in messages of that size."""
     key = namespace.encode()
     headers = [
         (FORMAT_HEADER, FORMAT),
@@ -92,34 +102,35 @@ def envelope(namespace: str, instance: str, content: Content, encoding: Encoding
     if trial:
         headers.append((TRIAL_HEADER, b"true"))
     size_bytes = MESSAGE_OVERHEAD_BYTES + len(key) + sum(len(name) + len(value) for name, value in headers)
-    return Envelope(key, tuple(headers), size_bytes)
+    return Envelope(key, tuple(headers), max_message_bytes - size_bytes - _NUMBERS_BYTES, _crc32())
 
 
-def cut(
-    data: bytes, around: Envelope, number: int, time_ns: int, base: int | None, max_message_bytes: int
-) -> list[Message]:
-    """The messages of a round, none of which is larger than ``max_message_bytes``, whatever of it is counted. ``base``
-    is None for a whole round. Raises ValueError if that leaves no room, or if there would be more than ``PARTS_MAX``.
-    """
-    fixed = around.headers
-    common = [*fixed, ("round", b"%d" % number), ("time_ns", b"%d" % time_ns), ("crc32", b"%d" % _crc32()(data))]
+def cut(data: bytes, around: Envelope, number: int, time_ns: int, base: int | None) -> list[Message]:
+    """The messages of a round, none of which is larger than the envelope says, whatever of it is counted. ``base`` is
+    None for a whole round. Raises ValueError if that leaves no room, or if there would be more than ``PARTS_MAX``."""
+    headers = [
+        *around.headers,
+        ("round", b"%d" % number),
+        ("time_ns", b"%d" % time_ns),
+        ("crc32", b"%d" % around.crc32(data)),
+    ]
     if base is not None:
-        common.append(("base", b"%d" % base))
-    room_bytes = max_message_bytes - around.size_bytes
-    if len(data) <= room_bytes - _NUMBERS_BYTES:  # by far the most
-        common += _THE_ONLY_PART
-        return [Message(around.key, common, data)]
-    room_bytes -= sum(len(name) + len(value) for name, value in common[len(fixed) :])
+        headers.append(("base", b"%d" % base))
+    if len(data) <= around.room_bytes:  # by far the most
+        headers += _THE_ONLY_PART
+        return [Message(around.key, headers, data)]
+    spare_bytes = _NUMBERS_BYTES - sum(len(name) + len(value) for name, value in headers[len(around.headers) :])
+    room_bytes = around.room_bytes + spare_bytes
     if room_bytes <= 0:
-        raise ValueError(f"messages of {max_message_bytes} bytes have no room for a part of a round")
+        raise ValueError("messages have no room for a part of a round: they may be larger, or the namespace shorter")
     parts = max(1, -(-len(data) // room_bytes))
     if parts > PARTS_MAX:
-        raise ValueError(f"a round of {len(data)} bytes would be {parts} messages of {max_message_bytes} bytes")
+        raise ValueError(f"a round of {len(data)} bytes would be {parts} messages of at most {room_bytes} bytes of it")
     size_bytes = -(-len(data) // parts)  # about equal, so that none is tiny
     return [
         Message(
             around.key,
-            [*common, ("part", b"%d" % part), ("parts", b"%d" % parts)],
+            [*headers, ("part", b"%d" % part), ("parts", b"%d" % parts)],
             data[part * size_bytes : (part + 1) * size_bytes],
         )
         for part in range(parts)
