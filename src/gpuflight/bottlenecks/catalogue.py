@@ -26,5 +26,7 @@ CATALOGUE: dict[str, str] = {
 }
 """All 94: ``H01`` → ``pcie_degraded``."""
 
-NOT_HERE: dict[str, str] = {}
+NOT_HERE: dict[str, str] = {
+    "N12": "it compares single RDMA operations with what they should take; only Ascend's profiler (msprof) tells these",
+}
 """Those whose evidence cannot exist on Linux with the sources there are, and why."""

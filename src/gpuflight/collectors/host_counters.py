@@ -49,6 +49,7 @@ class HostCounters(Collector):
             (self._memory, ("oom_kills_count",)),
             (self._files, ("files_open_count", "files_limit_count")),
             (self._clock, _CLOCK),
+            (self._gpudirect, ("gpudirect",)),
         ):
             self._guarded(read, world, names)
         if not self._metrics and not self._attributes:
@@ -113,6 +114,13 @@ class HostCounters(Collector):
         opened, free, limit = (int(word) for word in world.procfs.text("sys/fs/file-nr").split())
         self._metrics["files_open_count"] = opened - free
         self._metrics["files_limit_count"] = limit
+
+    def _gpudirect(self, world: World) -> None:
+        """What lets network cards reach the memory of GPUs; an open driver hands out DMA buffers without a module."""
+        if world.sysfs.exists("module/nvidia_peermem"):
+            self._attributes["gpudirect"] = "nvidia_peermem"
+        elif world.sysfs.exists("module/nvidia"):
+            self._attributes["gpudirect"] = "no module"
 
     def _clock(self, world: World) -> None:
         found = clock_sync(world.tape)
