@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import json
 import os
+import shutil
 import sys
 import threading
 import zlib
@@ -651,3 +652,27 @@ def test_nothing_is_left_open(logs: Path) -> None:
         tailer.close()
         assert not descriptors_of(logs.parent)
     assert threading.active_count() == threads
+
+
+@pytest.mark.parametrize("temporary", [True, False])
+def test_a_folder_in_which_nothing_happens_is_listed_once(tmp_path: Path, temporary: bool) -> None:
+    from gpuflight.events.tail.disk import Disk
+    from gpuflight.events.tail.tree import Folder, has_changed, list_folder
+
+    if temporary:
+        (tmp_path / ".tmp").mkdir()
+        os.utime(tmp_path / ".tmp", (10**9, 10**9))
+    os.utime(tmp_path, (10**9, 10**9))
+    folder = Folder(str(tmp_path), 0, True)
+    list_folder(Disk(), folder, 2 * 10**18)
+    assert not has_changed(Disk(), folder)
+    if temporary:
+        (tmp_path / ".tmp" / "device.log").touch()
+    else:
+        (tmp_path / ".tmp").mkdir()
+    assert has_changed(Disk(), folder)
+    list_folder(Disk(), folder, 2 * 10**18)
+    assert not has_changed(Disk(), folder)
+    shutil.rmtree(tmp_path / ".tmp")
+    os.utime(tmp_path, (10**9, 10**9))
+    assert has_changed(Disk(), folder)

@@ -53,14 +53,15 @@ def list_folder(disk: Disk, folder: Folder, wall_ns: int) -> Listing:
 
     ``.tmp`` comes first: what is moved out of it meanwhile is seen twice rather than not at all.
     """
+    folder.has_temporary = True
     stamps = _stamps(disk, folder)
     windows: list[names.Window] = []
     temporary = f"{folder.path}/.tmp"
-    folder.has_temporary = True
     try:
         entries = disk.entries(temporary)
     except OSError:
         folder.has_temporary = False
+        stamps = (stamps[0], 0)
         entries = []
     parsed = (names.parse_name(temporary, entry.name, temporary=True) for entry in entries)
     windows += [w for w in parsed if w is not None and not w.base]
