@@ -383,6 +383,9 @@ def test_opening_and_closing_leaves_no_descriptor_and_no_thread(rig: Rig) -> Non
         assert len(loaded._links) == 1  # type: ignore[attr-defined]
         loaded.close()
 
+    for thread in threading.enumerate():
+        if thread.name == "gpuflight-detach":  # of a test before, one by one
+            thread.join()
     attach_often()
     once()
     before = len(os.listdir("/proc/self/fd")), threading.active_count()
