@@ -199,7 +199,7 @@ def checked_capture(folder: Path) -> Capture:
     coverage = json.loads((folder / "coverage.json").read_bytes())
     lines = {line["collector"]: line for line in coverage["collectors"]}
     assert len(lines) == len(coverage["collectors"])
-    assert lines.keys() == {name for name, block in config["collectors"].items() if block["enabled"]} | {"core"}
+    assert lines.keys() == {n for n, block in config["collectors"].items() if block["enabled"]} | {"core", "rules"}
     for line in lines.values():
         check_coverage(line)
         assert sum(line["rounds"].values()) == coverage["rounds"], line

@@ -315,6 +315,7 @@ def test_a_choice_that_was_not_seen_is_no_zero(monkeypatch: pytest.MonkeyPatch) 
 
 def test_a_container_sees_the_gpus_whose_files_it_has(monkeypatch: pytest.MonkeyPatch) -> None:
     files = rich_machine().copy()
+    files.write("/dev/nvidia0", "")
     files.remove(f"/proc/{TRAINER}/root")
     files.link(f"/proc/{TRAINER}/ns/mnt", "mnt:[4026539999]")
     for name in ("nvidia6", "nvidia3", "nvidiactl"):

@@ -105,7 +105,7 @@ class CudaProbes(Collector):
         self._rounds += 1
         scan = self._libraries.scan()
         if not self._is_needed(scan):
-            raise SourceUnavailable(NO_CUDA, _hint(scan))
+            raise _nothing(scan)
         self._require_pids(world)
         probe = self._watch.open(world, self._rounds)
         self._watch.follow(scan, _uptime_s(world), world.procfs)
@@ -332,10 +332,13 @@ class CudaProbes(Collector):
         self._places.drop({known[1] for known in self._seen.values()})
 
 
-def _hint(scan: CudaScan) -> str:
-    if scan.unreadable:
-        return f"{scan.unreadable} processes may not be looked into: run as root or grant CAP_SYS_PTRACE"
-    return "a program that loads CUDA is watched from then on"
+def _nothing(scan: CudaScan) -> SourceUnavailable:
+    if scan.unreadable > scan.readable:
+        return SourceUnavailable(
+            f"{NO_CUDA}; that of {scan.unreadable} processes may not be looked into",
+            "run as root or grant CAP_SYS_PTRACE",
+        )
+    return SourceUnavailable(NO_CUDA, "a program that loads CUDA is watched from then on")
 
 
 def _uptime_s(world: World) -> float:

@@ -84,13 +84,14 @@ class CudaProcess(Struct, frozen=True):
 
 
 class CudaScan(Struct):
-    """One round. ``unreadable``: processes whose maps may not be read; ``pending``: processes and files that wait for
-    another round; ``replaced``: files that were replaced on disk while a process uses the old one, and cannot be
-    opened.
+    """One round. ``readable``, ``unreadable``: processes whose maps may, and may not, be read; ``pending``: processes
+    and files that wait for another round; ``replaced``: files that were replaced on disk while a process uses the old
+    one, and cannot be opened.
     """
 
     processes: dict[int, CudaProcess] = msgspec.field(default_factory=dict)
     libraries: dict[Key, CudaLibrary] = msgspec.field(default_factory=dict)
+    readable: int = 0
     unreadable: int = 0
     pending: int = 0
     replaced: int = 0
@@ -207,6 +208,7 @@ class CudaLibraries:
     def _answer(self, scan: CudaScan) -> None:
         for pid, entry in self._kept.items():
             scan.unreadable += entry.unreadable
+            scan.readable += not entry.unreadable
             if not entry.checked and entry.mapped:
                 self._check(pid, entry)
                 scan.pending += not entry.checked

@@ -166,9 +166,12 @@ class CudaVisibility:
         return replace(visible, sure=False) if late and now is None else visible
 
     def _device_files(self, pid: int) -> set[int] | None:
-        """Minors of the /dev/nvidiaN that a process in a mount namespace of its own sees; None for one in ours."""
+        """Minors of the /dev/nvidiaN that a process in a mount namespace of its own sees; None for one in ours, and
+        where GPUs have no such files."""
         try:
             if self._procfs.namespace(pid, "mnt") == self._procfs.own_namespace("mnt"):
+                return None
+            if not minors_of(self._fs.listdir("/dev")):
                 return None
             return minors_of(self._fs.listdir(f"{self._procfs.root}/{pid}/root/dev"))
         except (OSError, ValueError):
