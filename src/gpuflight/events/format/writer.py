@@ -20,6 +20,7 @@ import msgspec
 
 from gpuflight.events.files.names import CHANNELS
 from gpuflight.events.files.sidecars import HELD, LOCK_NAME
+from gpuflight.events.format.matrix import array_text
 from gpuflight.events.format.plans import BATCHES, EVERY_CHANNEL
 from gpuflight.events.format.windows import ActiveWindow, Retired, export, sync_directory, write_durably
 from gpuflight.events.names import DICTIONARIES
@@ -32,6 +33,7 @@ ROTATE_BYTES = 64 << 20
 MAX_SPOOL_BYTES = 4 << 30
 MIN_FREE_BYTES = 512 << 20
 _LOOK_AFTER_BYTES = 1 << 20
+_EXPORT_NICE = 10
 
 CHANNEL_OF = {
     **dict.fromkeys(
@@ -303,8 +305,12 @@ class SessionWriter:
                 pieces = [array[begin : begin + limit] for array in arrays]
                 base = int(pieces[time_at][0])
                 pieces[time_at] = pieces[time_at] - pieces[time_at][0]
-                rows = list(zip(*(piece.tolist() for piece in pieces), strict=True))
-                self._write_relative(wire_type, names, envelope, base, rows)
+                text = array_text(pieces)
+                if text is None:
+                    rows = list(zip(*(piece.tolist() for piece in pieces), strict=True))
+                    self._write_relative(wire_type, names, envelope, base, rows)
+                else:
+                    self._write_relative(wire_type, names, envelope, base, msgspec.Raw(text))
 
     def _write_batch(self, wire_type: str, pending: _Rows, rows: list[tuple[Any, ...]]) -> None:
         time_at = pending.names.index("dt_ns")
@@ -313,7 +319,12 @@ class SessionWriter:
         self._write_relative(wire_type, pending.names, pending.envelope, base, relative)
 
     def _write_relative(
-        self, wire_type: str, names: list[str], envelope: dict[str, str], base: int, rows: list[tuple[Any, ...]]
+        self,
+        wire_type: str,
+        names: list[str],
+        envelope: dict[str, str],
+        base: int,
+        rows: list[tuple[Any, ...]] | msgspec.Raw,
     ) -> None:
         self._write_texts()
         number = self._batch_ids[wire_type] = self._batch_ids.get(wire_type, 0) + 1
@@ -373,6 +384,10 @@ class SessionWriter:
         _mark_loss(self.path, "spool", 0, reason)
 
     def _export_all(self) -> None:
+        try:  # compressing gives way to the program
+            os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _EXPORT_NICE)
+        except (OSError, AttributeError):
+            pass
         while (retired := self._retired.get()) is not None:
             try:
                 export(

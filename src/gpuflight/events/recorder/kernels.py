@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 from gpuflight.events.arrays import numpy
 from gpuflight.events.format.writer import SessionWriter
+from gpuflight.events.recorder.layouts import Fields
 from gpuflight.events.recorder.occupancy import Limits, occupancy
 
 SHAPES_KEPT = 1 << 16
+_SLOTS_FOR = 1024
 _MIX = 0x9E3779B97F4A7C15
 _CONFIGURATION = (
     *("grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"),
@@ -33,6 +36,7 @@ class Shapes:
         self._names: dict[int, str] = {}
         self._hashes = np.empty(0, dtype=np.uint64)
         self._ids = np.empty(0, dtype=np.int64)
+        self._slots: tuple[Any, int] | None = None
 
     def learn(self, names: Mapping[int, str]) -> None:
         """Names behind pointers."""
@@ -62,7 +66,11 @@ class Shapes:
         self._writer.kernel_details(self._detail(fields, corr_ids, int(at), stacks) for at in positions)
 
     def _places(self, hashes: Any) -> Any:
+        """Where each would stand among the known ones."""
         np = numpy()
+        if self._slots is not None:
+            slots, shift = self._slots
+            return slots[(hashes >> np.uint64(shift)) & np.uint64(len(slots) - 1)]
         places = np.searchsorted(self._hashes, hashes)
         places[places == len(self._hashes)] = 0
         return places
@@ -74,6 +82,7 @@ class Shapes:
         order = np.argsort(merged)
         self._hashes = merged[order]
         self._ids = np.concatenate([self._ids, np.array(ids, dtype=np.int64)])[order]
+        self._slots = _slots(self._hashes)
 
     def _id(self, pointer: int) -> int:
         return self._writer.text("kernel", self._names.get(pointer, ""))
@@ -115,13 +124,52 @@ class Shapes:
         return line
 
 
+def _slots(hashes: Any) -> tuple[Any, int] | None:
+    """(table, shift) in which some bits of each hash lead to its place, and no two to the same: a look instead of a
+    search. None where there are too many for a small table."""
+    np = numpy()
+    if len(hashes) > _SLOTS_FOR:
+        return None
+    for bits in (12, 14, 16):
+        for shift in range(0, 64 - bits, 4):
+            taken = (hashes >> np.uint64(shift)) & np.uint64((1 << bits) - 1)
+            if len(np.unique(taken)) == len(hashes):
+                slots = np.zeros(1 << bits, dtype=np.intp)
+                slots[taken.astype(np.intp)] = np.arange(len(hashes))
+                return slots, shift
+    return None
+
+
+@cache
+def _lanes(dtype: Any) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
+    """(a layout in which two neighbours of four bytes are one lane, its names, what is left to be read one by one)."""
+    np = numpy()
+    places = {name: dtype.fields[name][1] for name in _CONFIGURATION if name in dtype.fields}
+    small = {place: name for name, place in places.items() if dtype.fields[name][0].itemsize == 4}
+    lanes, paired = [], set()
+    for place in sorted(small):
+        if place + 4 in small and not {small[place], small[place + 4]} & paired:
+            paired |= {small[place], small[place + 4]}
+            lanes.append(place)
+    names = tuple(f"lane{place}" for place in lanes)
+    layout = {"names": names, "formats": ["<u8"] * len(lanes), "offsets": lanes, "itemsize": dtype.itemsize}
+    return np.dtype(layout), names, tuple(name for name in places if name not in paired)
+
+
 def _hashes(fields: Mapping[str, Any], pointers: Any) -> Any:
     """Of name and configuration; columns that a record lacks do not count."""
     np = numpy()
-    mixed = pointers.astype(np.uint64) * np.uint64(_MIX)
-    for name in _CONFIGURATION:
-        if name in fields:
-            mixed ^= fields[name].astype(np.uint64)
-            mixed *= np.uint64(_MIX)
-            mixed ^= mixed >> np.uint64(29)
+    columns: list[Any]
+    if isinstance(fields, Fields):
+        layout, lanes, others = _lanes(fields.array.dtype)
+        view = fields.array.view(layout)
+        columns = [*(view[name] for name in lanes), *(fields[name] for name in others)]
+    else:
+        columns = [fields[name] for name in _CONFIGURATION if name in fields]
+    mixed = pointers.astype(np.uint64)
+    mixed *= np.uint64(_MIX)
+    for column in columns:
+        mixed ^= column.astype(np.uint64)
+        mixed *= np.uint64(_MIX)
+        mixed ^= mixed >> np.uint64(32)
     return mixed

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from operator import attrgetter
 from typing import Any
 
 from gpuflight.events.arrays import numpy
@@ -51,10 +52,12 @@ def columns_of(records: list[Any], names: tuple[str, ...]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name in names:
         try:
-            values = [int(getattr(record, name)) for record in records]
-        except (AttributeError, TypeError, ValueError):
+            values = list(map(attrgetter(name), records))
+            array = np.array(values)
+        except (AttributeError, OverflowError, ValueError):
             continue
-        found[name] = np.array(values, dtype=np.uint64 if min(values) >= 0 else np.int64)
+        if array.dtype.kind in "iu" and array.ndim == 1:
+            found[name] = array
     return found
 
 
@@ -62,21 +65,21 @@ class Fields(Mapping[str, Any]):
     """Columns of a structured array, by name; ``some`` of the records without copying what is not read."""
 
     def __init__(self, array: Any) -> None:
-        self._array = array
+        self.array = array
         self._names = frozenset(array.dtype.names)
 
     def __getitem__(self, name: str) -> Any:
-        return self._array[name]
+        return self.array[name]
 
     def __contains__(self, name: object) -> bool:
         return name in self._names
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._array.dtype.names)
+        return iter(self.array.dtype.names)
 
     def __len__(self) -> int:
         return len(self._names)
 
     def some(self, chosen: Any) -> Fields:
         """Of these records only."""
-        return Fields(self._array[chosen])
+        return Fields(self.array[chosen])

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from gpuflight.events.arrays import numpy
-from gpuflight.events.format.writer import SessionWriter
+from gpuflight.events.format.writer import ROWS_PER_BATCH, SessionWriter
 from gpuflight.events.recorder.correlate import Recent
 from gpuflight.events.recorder.intake import Chunk
 from gpuflight.events.recorder.kernels import Shapes
@@ -29,6 +29,8 @@ OVERHEADS = {
 """Codes of CUPTI → words. CUPTI sets bits 16 and up for its own; those are masked away."""
 OVERHEAD_DOMAIN = "CUPTI overhead"
 _OVERHEAD_LINES = 20_000
+_AT_ONCE = 2 * ROWS_PER_BATCH
+"""Records whose bytes stay in the processor's cache while they are read column by column."""
 
 
 class Translator:
@@ -77,10 +79,16 @@ class Translator:
 
     def chunk(self, chunk: Chunk) -> None:
         """Write a chunk."""
-        fields: Mapping[str, Any] = chunk.columns or {}
-        if chunk.dtype is not None:
-            fields = Fields(numpy().frombuffer(chunk.data, chunk.dtype))
-        self.counts[chunk.group] += self._by_group[chunk.group](chunk, fields)
+        translate = self._by_group[chunk.group]
+        if chunk.dtype is None:
+            self.counts[chunk.group] += translate(chunk, chunk.columns or {})
+            return
+        array = numpy().frombuffer(chunk.data, chunk.dtype)
+        if chunk.group not in ("kernel", "memcpy"):
+            self.counts[chunk.group] += translate(chunk, Fields(array))
+            return
+        for part in numpy().array_split(array, max(len(array) // _AT_ONCE, 1)):
+            self.counts[chunk.group] += translate(chunk, Fields(part))
 
     def _spans(self, group: str, fields: Mapping[str, Any]) -> tuple[Any, Any, Any] | None:
         """(which records have sane times or None for all, start in UNIX ns, duration); None where none has.
