@@ -40,7 +40,11 @@ int main(int argc, char **argv) {
     struct timespec t0, t1;
     CPU_ZERO(&one); CPU_SET(0, &one); sched_setaffinity(0, sizeof(one), &one);
     if (pipe(a) || pipe(b)) return 1;
-    if (!fork()) { close(a[1]); close(b[0]); for (;;) { if (read(a[0], &c, 1) != 1) _exit(0); if (write(b[1], &c, 1) != 1) _exit(0); } }
+    if (!fork()) {
+        close(a[1]); close(b[0]);
+        while (read(a[0], &c, 1) == 1 && write(b[1], &c, 1) == 1) {}
+        _exit(0);
+    }
     close(a[0]); close(b[1]);
     clock_gettime(CLOCK_MONOTONIC, &t0);
     for (long i = 0; i < n; i++) { if (write(a[1], &c, 1) != 1 || read(b[0], &c, 1) != 1) return 1; }
