@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import sub
 
 from msgspec import Struct
 
@@ -31,7 +32,11 @@ class Rows:
     def __init__(self, spec: MapSpec, shape: Shape) -> None:
         self.spec = spec
         self._unpack = spec.value.total if shape.per_cpu else spec.value.unpack
-        self._numbers = [field for field in spec.key.fields.values() if field.length and not field.array]
+        self._numbers = [
+            (field.name, field.index) for field in spec.key.fields.values() if field.length and not field.array
+        ]
+        self._gauges = {spec.value.fields[metric.value].index for metric in spec.metrics.values() if metric.value}
+        self._texts = [field.index for field in spec.value.fields.values() if not field.length]
         self._last: dict[bytes, Values] = {}
         self._last_s: float | None = None
         self._subjects: dict[bytes, str] = {}  # id of the entity that a row was about when it was first seen
@@ -52,8 +57,8 @@ class Rows:
         found: list[Row] = []
         for raw_key, raw_value in raw:
             parts = self.spec.key.unpack(raw_key)
-            key = {field.name: int(parts[field.index]) for field in self._numbers}
-            if any(key[name] != wanted for name, wanted in where.items()):
+            key: dict[str, int] = {name: parts[index] for name, index in self._numbers}  # type: ignore[misc]
+            if where and any(key[name] != wanted for name, wanted in where.items()):
                 continue
             values = self._unpack(raw_value)
             found.append(Row(raw_key, key, values, self._increase(values, before.get(raw_key))))
@@ -68,15 +73,17 @@ class Rows:
     def _increase(self, values: Values, before: Values | None) -> Values:
         if before is None:
             return values
-        steps = [
-            now if isinstance(now, bytes) or isinstance(then, bytes) else now - then
-            for now, then in zip(values, before, strict=True)
-        ]
-        gauges = {self.spec.value.fields[metric.value].index for metric in self.spec.metrics.values() if metric.value}
-        if any(not isinstance(step, bytes) and step < 0 and at not in gauges for at, step in enumerate(steps)):
+        if self._texts:
+            values, before = self._numbers_of(values), self._numbers_of(before)
+        steps = tuple(map(sub, values, before))
+        if min(steps) < 0 and any(step < 0 and at not in self._gauges for at, step in enumerate(steps)):
             self.restarted += 1
             return values
-        return tuple(steps)
+        return steps
+
+    def _numbers_of(self, values: Values) -> Values:
+        """Without the texts, which have no increase."""
+        return tuple(0 if isinstance(value, bytes) else value for value in values)
 
     def forget(self, raw_key: bytes) -> None:
         """The row was deleted; should it come again, it counts from zero."""
@@ -91,7 +98,7 @@ def metrics_of(spec: MapSpec, rows: Sequence[Row], elapsed_s: float) -> tuple[di
     for name, metric in spec.metrics.items():
         if metric.value:
             at = spec.value.fields[metric.value].index
-            numbers = [_number(row.values[at]) for row in rows]
+            numbers: list[int] = [row.values[at] for row in rows]  # type: ignore[misc]
             metrics[name] = _scaled(max(numbers) if spec.combine == "max" else sum(numbers), metric)
         elif elapsed_s <= 0:
             unknown[name] = FIRST_READING
@@ -111,7 +118,10 @@ def _of_increases(spec: MapSpec, metric: Metric, rows: Sequence[Row], elapsed_s:
         upper, lower = (_sum(spec, field, rows) for field in metric.mean)
         return upper / lower * metric.scale if lower > 0 else None
     field = spec.value.fields[metric.of]
-    slots = [sum(_number(row.increase[at]) for row in rows) for at in range(field.index, field.index + field.length)]
+    slots: list[int] = [
+        sum(row.increase[at] for row in rows)  # type: ignore[misc]
+        for at in range(field.index, field.index + field.length)
+    ]
     bound = quantile_bound(slots, metric.quantile)
     return None if bound is None else _scaled(bound, metric)
 
@@ -131,11 +141,7 @@ def quantile_bound(slots: Sequence[int], quantile: float) -> int | None:
 
 def _sum(spec: MapSpec, field: str, rows: Sequence[Row]) -> int:
     at = spec.value.fields[field].index
-    return sum(_number(row.increase[at]) for row in rows)
-
-
-def _number(value: int | bytes) -> int:
-    return value if isinstance(value, int) else 0
+    return sum(row.increase[at] for row in rows)  # type: ignore[misc] # the spec lets numbers only be counted
 
 
 def _scaled(value: int, metric: Metric) -> Number:

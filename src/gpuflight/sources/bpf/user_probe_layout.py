@@ -74,11 +74,10 @@ class Layout:
     def total(self, data: bytes) -> tuple[int | bytes, ...]:
         """As ``unpack``, of a per-CPU value: the sum over all CPUs (each rounded up to 8 bytes)."""
         stride = (self.size + 7) // 8 * 8
-        values = [self.unpack(data[at : at + self.size]) for at in range(0, len(data), stride)]
-        return tuple(
-            first if isinstance(first, bytes) else sum(value[place] for value in values)  # type: ignore[misc]
-            for place, first in enumerate(values[0])
-        )
+        if stride != self.size:
+            data = b"".join(data[at : at + self.size] for at in range(0, len(data), stride))
+        columns = zip(*self._struct.iter_unpack(data), strict=True)
+        return tuple(column[0] if isinstance(column[0], bytes) else sum(column) for column in columns)
 
 
 def _parse(number: int, line: str) -> tuple[str, str, str, str, str]:
