@@ -4,7 +4,8 @@
 
 On a copy of a real CUDA runtime (nvidia-cuda-runtime of PyPI): symbols read, beside pyelftools; all functions attached
 by one link and detached (goals: 50 and 100 ms), beside one perf event each, which is what kernels before 6.6 need.
-Memory of a process that does all that over one that only has the sources of a host open (goal: 15 MB), beside bcc.
+Memory of a process that does all that, with every other probe of ours loaded too, over one that only has the sources of
+a host open (goal: 15 MB), beside bcc.
 Reading 100 processes x 50 kernels of a per-CPU map (goal: 1 % of a core once a second), beside a call per key. Draining
 a ring buffer, beside libbpf's own consumer with a Python callback.
 """
@@ -28,7 +29,7 @@ from collections.abc import Callable
 from elftools.elf.elffile import ELFFile
 
 from gpuflight.errors import SourceUnavailable
-from gpuflight.sources.bpf import Uprobe, features
+from gpuflight.sources.bpf import Uprobe, build, features
 from gpuflight.sources.bpf.elf import read_elf
 from gpuflight.sources.bpf.libbpf import LibbpfBackend
 from gpuflight.sources.bpf.library import load_library
@@ -51,6 +52,12 @@ world.procfs.processes()
 if sys.argv[1] != "none":
     from gpuflight.sources.bpf import Uprobe
     from gpuflight.sources.bpf.elf import read_elf
+    from gpuflight.errors import SourceUnavailable
+    for name in sys.argv[4:]:
+        try:
+            world.probes.open(name)
+        except SourceUnavailable:
+            pass
     probe = world.probes.open("engine", programs=["on_entry"])
     functions = read_elf(sys.argv[2]).functions()
     places = [Uprobe(sys.argv[2], symbol.offset, number) for number, symbol in enumerate(functions)]
@@ -139,13 +146,19 @@ def memory(library: str) -> None:
 
     def resident_mb(backend: str) -> float:
         done = subprocess.run(
-            [sys.executable, "-c", MEMORY, backend, library, str(possible_cpus())], capture_output=True, text=True
+            [sys.executable, "-c", MEMORY, backend, library, str(possible_cpus()), *names],
+            capture_output=True,
+            text=True,
         )
         return int(done.stdout) / 1024 if done.returncode == 0 else float("nan")
 
+    names = [name for name in build.names() if name != "engine"]
     floor = resident_mb("none")
     ours, other = resident_mb("libbpf") - floor, resident_mb("bcc") - floor
-    print(f"memory over the core's {floor:.1f} MB: {ours:.1f} MB (goal 15); bcc {other:.1f} MB, and its compiler's")
+    print(
+        f"memory of all probes over the core's {floor:.1f} MB: {ours:.1f} MB (goal 15);"
+        f" bcc {other:.1f} MB for those that it compiles, and its compiler's"
+    )
 
 
 def reading() -> None:

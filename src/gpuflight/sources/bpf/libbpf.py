@@ -118,6 +118,7 @@ class LibbpfObject(LoadedObject):
             except BaseException:
                 library.bpf_object__close(self._handle)
                 raise
+        library.give_back_memory()
         self._count()
 
     def _choose(self, wanted: Sequence[str] | None) -> dict[str, int]:

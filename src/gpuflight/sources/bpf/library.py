@@ -61,10 +61,19 @@ class LibBpf:
             raise SourceUnavailable(f"{name} is too old: {error}", INSTALL_HINT) from error
         self.version: str = self.libbpf_version_string().decode().lstrip("v")
         self._said = threading.local()
-        self._format = ctypes.CDLL(None).vsnprintf
+        libc = ctypes.CDLL(None)
+        self._format = libc.vsnprintf
         self._format.argtypes = (_POINTER, _SIZE, _TEXT, _POINTER)
         self._print = _PRINT(self._hear)  # the library keeps only a pointer to it
         install(self._print)
+        self._trim = getattr(libc, "malloc_trim", None)  # glibc has it
+        if self._trim is not None:
+            self._trim.argtypes = (_SIZE,)
+
+    def give_back_memory(self) -> None:
+        """Loading takes 10 MB and more for a moment (types of the kernel, relocations), which glibc would keep."""
+        if self._trim is not None:
+            self._trim(0)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)
