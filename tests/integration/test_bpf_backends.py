@@ -306,6 +306,39 @@ GF_RAW_TP(on_exit, sched_process_exit)
         probe.close()
 
 
+TRACEPOINT = """
+import subprocess, sys
+from gpuflight.sources.bpf.bcc_backend import BccBackend
+probe = BccBackend().load_source("forks", sys.stdin.read(), "forks.c")
+probe.attach("on_fork")
+subprocess.run(["true"])
+print(int.from_bytes(probe.read("forks")[0][1], "little") > 0)
+"""
+
+
+@needs_bcc
+def test_tracepoints_are_attached_where_tracefs_is_mounted() -> None:
+    """In a mount namespace of its own, so that nothing is mounted for anybody else."""
+    source = """
+#include "gf.h"
+GF_ARRAY(forks, __u64, 1);
+GF_TRACEPOINT(on_fork, sched, sched_process_fork)
+{
+    __u32 zero = 0;
+    __u64 *count = gf_lookup(forks, &zero);
+    if (count)
+        gf_add(count, 1);
+    return 0;
+}
+"""
+    mount = 'mount -t tracefs nodev /sys/kernel/tracing && exec "$@"'
+    command = ["unshare", "-m", "sh", "-c", mount, "sh", sys.executable, "-c", TRACEPOINT]
+    done = subprocess.run(command, input=source, capture_output=True, text=True, check=False, timeout=60)
+    if "unshare" in done.stderr or "mount" in done.stderr:
+        pytest.skip(f"tracefs cannot be mounted: {done.stderr.strip()}")
+    assert done.stdout.strip() == "True", done.stderr
+
+
 @needs_bcc
 @pytest.mark.parametrize(
     ("section", "reason"),

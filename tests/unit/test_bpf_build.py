@@ -207,3 +207,6 @@ def test_objects_and_sources_are_in_what_is_installed(tmp_path: Path, repository
     for name in NAMES:
         for part in build.TARGETS:
             assert (there / "objects" / f"{name}.{part}.bpf.o").read_bytes() == shipped(name, part)
+    headers = {path.relative_to(here) for path in (here / "bcc_include").rglob("*.h")}
+    assert headers
+    assert all((there / header).exists() for header in headers), "bcc compiles without headers of the kernel"
