@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import functools
-import socket
 import struct
 
 from msgspec import Struct
 
 from gpuflight.sources.netlink import InetSocket, TcpInfo, inet_socket
+from gpuflight.sources.netlink.addresses import address_text
 from gpuflight.sources.netlink.records import endpoint, inet_key
 
 AF_UNIX = 1
@@ -19,7 +18,6 @@ PROTOCOLS = {6: "tcp", 17: "udp", 136: "udplite"}
 _TRAFFIC = struct.Struct("=7Q2I")
 _SOCKET = struct.Struct("=9Q6I16s16s3H2B")
 COOKIE_BYTES, KEY_BYTES, CALLS_BYTES, SOCKET_BYTES = 8, 16, _TRAFFIC.size, _SOCKET.size
-_MAPPED = b"\0" * 10 + b"\xff\xff"
 _CLOSED_STATE = 7
 
 
@@ -101,13 +99,3 @@ def calls(raw: bytes) -> Calls:
 def socket_row(raw: bytes) -> SocketRow:
     """Raises struct.error for another layout."""
     return SocketRow(*_SOCKET.unpack(raw))
-
-
-@functools.lru_cache(maxsize=4096)
-def address_text(family: int, raw: bytes) -> str:
-    """An address as text; IPv4 in IPv6 as IPv4, as netlink's records have it."""
-    if family == socket.AF_INET:
-        return socket.inet_ntop(socket.AF_INET, raw[:4])
-    if raw.startswith(_MAPPED):
-        return socket.inet_ntop(socket.AF_INET, raw[12:])
-    return socket.inet_ntop(socket.AF_INET6, raw)

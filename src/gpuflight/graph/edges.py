@@ -45,7 +45,8 @@ class Host(Deploy, tag="Host", gc=False):
 
 
 class Belong(Deploy, tag="Belong", gc=False):
-    """An endpoint belongs to who holds it open (socket, pipe end, MIG instance → process, GPU)."""
+    """An endpoint belongs to who holds it open (socket, pipe end, MIG instance → process, GPU). metrics, of a socket and
+    where kernel probes may be loaded: sent_bytes_per_s, received_bytes_per_s, sends_per_s, receives_per_s (calls)."""
 
 
 class RunOn(Deploy, tag="RunOn", gc=False):
@@ -61,12 +62,14 @@ class Access(DataStream, tag="Access", gc=False):
 
 
 class SendTo(DataStream, tag="SendTo", gc=False):
-    """Bytes flow from source to target (process → pipe → process; socket traffic)."""
+    """Bytes flow from source to target (process → pipe → process; socket traffic). metrics: bytes_per_s, writes_per_s,
+    reads_per_s."""
 
 
 class ConnectTo(DataStream, tag="ConnectTo", gc=False):
     """A connection from the end that opened it to the end that accepted it. attributes: state, half (one end not
-    known here). metrics: rtt_ms, retransmits_count, bytes_sent_count, bytes_received_count, send_queue_bytes …"""
+    known here), ended (shown once more), failed. metrics: rtt_ms, retransmits_count, bytes_sent_count,
+    bytes_received_count, send_queue_bytes …, of kernel probes sends_per_s, connect_ms, accept_ms, duration_ms."""
 
 
 class Transfer(DataStream, tag="Transfer", gc=False):

@@ -56,7 +56,8 @@ class Process(Entity, tag="Process", gc=False, kw_only=True):
 
 
 class Thread(Entity, tag="Thread", gc=False, kw_only=True):
-    """A thread of a process. attributes: name, state, processor, cpus_allowed. metrics: cpu_pct, run_delay_pct."""
+    """A thread of a process. attributes: name, state, processor, cpus_allowed. metrics: cpu_pct, run_delay_pct;
+    of kernel probes also off_cpu_pct, context switches and faults."""
 
     tid: int
     start: int
@@ -376,9 +377,10 @@ class Session(Entity, tag="Session", gc=False, kw_only=True):
 
     attributes: name (app), state (``live``, ``ended: shutdown`` | ``launcher`` | ``process gone`` | ``writer gone`` |
     ``silent``), app, hostname and pid as the program sees them, session_kind, engine, run_id, segment, folder, gpus
-    (UUIDs), started, ended, last_event, kernel_times (of the GPU, or synthetic), partial.
+    (UUIDs), started, ended, last_event, kernel_times (of the GPU, or synthetic), partial, recorder (what our recorder
+    says it does: recording, waiting, waiting for CUDA, paused, off), recorder_why (why it records nothing).
 
-    metrics: events_count, losses_count, lag_bytes (written and not read yet), duration_s, launches_count,
+    metrics: recorder_lost_count (records that it lost), events_count, losses_count, lag_bytes (written and not read yet), duration_s, launches_count,
     launches_per_s, kernels_count, kernels_unnamed_count, gpu_time_ms (of all kernels), busy_pct (some kernel ran),
     other_{kernels,launches}_count and other_gpu_time_ms (of kernels that are no entities), copies_count,
     copied_<direction>_bytes and copy_<direction>_bytes_per_s (htod, dtoh, dtod, ptop, other), memsets_count,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import socket
 import struct
 
@@ -10,8 +11,19 @@ from gpuflight.sources.netlink.wire import HEADER
 RTM_GETADDR = 22
 _RTM_NEWADDR = 20
 _IFA_ADDRESS, _IFA_LOCAL = 1, 2
+_MAPPED = b"\0" * 10 + b"\xff\xff"
 _BODY = 16
 _ATTRIBUTES = _BODY + 8
+
+
+@functools.lru_cache(maxsize=4096)
+def address_text(family: int, raw: bytes) -> str:
+    """An address as the kernel's structures have it (16 bytes, of IPv4 the first 4) as text; IPv4 in IPv6 as IPv4."""
+    if family == socket.AF_INET:
+        return socket.inet_ntop(socket.AF_INET, raw[:4])
+    if raw.startswith(_MAPPED):
+        return socket.inet_ntop(socket.AF_INET, raw[12:])
+    return socket.inet_ntop(socket.AF_INET6, raw)
 
 
 def request() -> bytes:
