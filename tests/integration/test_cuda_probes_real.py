@@ -297,6 +297,23 @@ def test_another_mount_namespace(rig: Rig, tmp_path: Path) -> None:
     assert not [path for path in paths if path.startswith(str(inside))]
 
 
+def test_a_process_that_executes_another_program(rig: Rig) -> None:
+    rig.start("0 pause\n0 pause")
+    rig.round()
+    following = rig.fakes.folder / "following"
+    following.write_text(f"0 register 1\n0 screate 1 1\n0 pause\n{WORK}0 pause\n0 pause\n")
+    program = rig.start(f"0 setenv CUDA_VISIBLE_DEVICES 4\n{BEGIN}{WORK}0 pause\nexec {following}")
+    before = rig.round()
+    assert gpus(before, program.pid) == {gpu_id(rig.nvml, 4)}
+    rig.go_on(program)
+    rig.round()
+    rig.go_on(program)
+    graph = rig.round()
+    assert gpus(graph, program.pid) == {gpu_id(rig.nvml, 4)}, "by what exec handed over"
+    assert process(graph, program.pid).metrics["cuda_launches_count"] == 2
+    assert kernels(graph, program.pid)["kernel_1(float*)"].metrics["launches_count"] == 1
+
+
 # --- its end ---------------------------------------------------------------------------------------------------------
 
 

@@ -450,6 +450,21 @@ def test_everything_is_detached_when_cuda_is_gone_for_long(rig: Rig) -> None:
     assert not rig.round([]).ok
 
 
+def test_another_program_in_the_same_process_begins_at_nothing_and_is_watched_from_its_beginning(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    files = rich_machine().copy()
+    files.write("/proc/uptime", "999999.00 1.00\n")
+    rig = Rig(monkeypatch, files)
+    graph = graph_of(rig.round(work(40, 0)))
+    assert graph.nodes[PROCESS].attributes["cuda_watched_late"] is True
+    rig.machine.fs.files["/proc/uptime"] = b"1000009.00 1.00\n"
+    rig.round([*work(40, 0), rows.life("exec", TRAINER, round(rig.machine.clock.monotonic_s() * 1e9))])
+    graph = graph_of(rig.round(work(3, 0)))
+    assert graph.nodes[KERNEL].metrics["launches_count"] == 3
+    assert "cuda_watched_late" not in graph.nodes[PROCESS].attributes
+
+
 def test_a_process_that_nobody_saw_alive_is_counted(rig: Rig) -> None:
     outcome = rig.round([*work(1, 0), *work(5, 0, pid=77_777), rows.life("exit", 77_777)])
     assert outcome.losses == {"processes that began and ended between two rounds": 1}

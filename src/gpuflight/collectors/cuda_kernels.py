@@ -149,6 +149,12 @@ class Kernels:
         gone = self._gone.setdefault(pid, {})
         gone[name] = gone.get(name, 0) + launches
 
+    def restart(self, pids: Iterable[int]) -> None:
+        """These processes executed another program: their launches begin at 0."""
+        for pid in pids:
+            for kept in (self._last, self._gone, self.pictures):
+                kept.pop(pid, None)
+
     def drop(self, keep: Iterable[int]) -> None:
         """Forget all processes but these."""
         alive = set(keep)

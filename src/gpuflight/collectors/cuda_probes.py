@@ -88,6 +88,7 @@ class CudaProbes(Collector):
         self._kernels = Kernels()
         self._seen: dict[int, tuple[int, str, str]] = {}  # pid → start, id, container of processes with rows
         self._processes: dict[int, CudaProcess] = {}  # as last found
+        self._executed: dict[int, float] = {}  # uptime when a process executed another program
         self._texts: dict[int, list[str]] = {}
         self._before: dict[int, tuple[list[Entity], list[Edge], float | None]] = {}
         self._rounds = 0
@@ -108,13 +109,19 @@ class CudaProbes(Collector):
             raise _nothing(scan)
         self._require_pids(world)
         probe = self._watch.open(world, self._rounds)
-        self._watch.follow(scan, _uptime_s(world), world.procfs)
+        uptime_s = _uptime_s(world)
+        self._watch.follow(scan, uptime_s, world.procfs)
         wanted = self.settings.allocations_per_process > 0 and self._rounds % ALLOCATIONS_ROUNDS == 1
         try:
             reading = probe.read(allocations=wanted)
         except OSError as error:
             raise SourceUnavailable(f"the probe's maps cannot be read: {error.strerror}") from None
+        executed = [event for event in reading.life if event.event == "exec"]
+        for event in executed:
+            self._executed[event.pid] = uptime_s - (reading.time_ns - event.time_ns) / 1e9
+        self._libraries.look_at(event.pid for event in executed)
         self._take(reading, scan, world, allocations=wanted)
+        self._kernels.restart(event.pid for event in executed)
         self._watch.report(self, reading.losses)
 
     def seed(self) -> Batch:
@@ -164,7 +171,6 @@ class CudaProbes(Collector):
             most = self.settings.allocations_per_process
             texts = largest_groups(reading.allocations, reading.stacks, most, self._stacks.resolve)
             self._texts = texts if allocations else {**self._texts, **texts}
-        self._libraries.look_at(event.pid for event in reading.life if event.event == "exec")
         exits = {event.pid: event.exit_code for event in reading.life if event.event == "exit"}
         uses, launched = self._show(found, exits, scan, world)
         self._watch.balance(scan, launched, self._counters.seconds)
@@ -243,7 +249,8 @@ class CudaProbes(Collector):
             hooked = self._watch.of(process)
             shown.layers = tuple(dict.fromkeys(one.layer for one in hooked if one.layer != "libc"))
             shown.libraries = tuple(dict.fromkeys(one.library.path for one in hooked if one.layer != "libc"))
-            shown.late = self._watch.is_late(process, start / world.procfs.ticks_per_second)
+            started_s = self._executed.get(pid, start / world.procfs.ticks_per_second)
+            shown.late = self._watch.is_late(process, started_s)
             shown.share = self._watch.share(process)
             shown.watched = not self._watch.was_paused(process)
         shown.allocations = self._texts.get(pid, [])
@@ -324,6 +331,7 @@ class CudaProbes(Collector):
             self._watch.probe.forget(gone)
         keep = {pid for pid in {*found, *self._seen} if pid in live and pid not in exits}
         self._seen = {pid: known for pid, known in self._seen.items() if pid in keep}
+        self._executed = {pid: executed for pid, executed in self._executed.items() if pid in keep}
         self._texts = {pid: texts for pid, texts in self._texts.items() if pid in keep}
         self._before = {pid: before for pid, before in self._before.items() if pid in keep}
         self._kernels.drop(keep)

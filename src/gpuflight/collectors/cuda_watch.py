@@ -158,8 +158,9 @@ class CudaWatch:
         return sorted(found, key=lambda hooked: _ORDER.index(hooked.layer))
 
     def is_late(self, process: CudaProcess, started_s: float) -> bool:
-        """Whether a process ran (since ``started_s`` of the machine's uptime) before all of its files were hooked."""
-        return any(hooked.since_s > started_s for hooked in self.of(process))
+        """Whether a program ran (since ``started_s`` of the machine's uptime) before all of its files were hooked where
+        it chooses its device."""
+        return any(hooked.since_s > started_s for hooked in self.of(process) if hooked.layer != "nccl")
 
     def share(self, process: CudaProcess) -> float:
         """Share of the time in which the launches of a process are watched."""
