@@ -327,6 +327,28 @@ def test_what_the_verifier_refuses_is_found_by_the_check(folder: Folder, rig: Ri
     assert checked.mistakes[0].startswith("calls.c: the kernel refuses the program on_call of the probe calls: R")
 
 
+def test_traps_of_bcc_are_told(folder: Folder, rig: Rig) -> None:
+    write_calls(folder, rig, **{'"u64 calls", "u64 first"': '"u64 calls"', 'first_per_s = { rate = "first" }': ""})
+    folder.write(
+        "calls.c",
+        """\
+#include <uapi/linux/ptrace.h>
+BPF_TABLE("lru_hash", u32, u64, sums, 100);
+int on_call(struct pt_regs *ctx) {
+	u32 pid = 1;
+	sums.increment(pid);
+	return 0;
+}
+""",
+    )
+    (checked,) = check_probes(str(folder.path))
+    assert checked.mistakes == []
+    assert checked.warnings == [
+        "calls.c:5: sums.increment() does nothing for a new key of an LRU or per-CPU map"
+        " (use lookup_or_try_init and add)"
+    ]
+
+
 def test_only_one_process_by_its_own_view_of_the_file(
     folder: Folder, rig: Rig, observer: Observer, caller: Caller
 ) -> None:

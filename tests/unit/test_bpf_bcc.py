@@ -11,7 +11,15 @@ import pytest
 
 from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.bpf import bcc_compiler, bcc_load
-from gpuflight.sources.bpf.bcc_compiler import HERE, SOURCES, CompileFailed, Compiler, Problem, kernel_version
+from gpuflight.sources.bpf.bcc_compiler import (
+    HERE,
+    SOURCES,
+    CompileFailed,
+    Compiler,
+    CompilerDied,
+    Problem,
+    kernel_version,
+)
 
 COMPILER = Compiler()
 
@@ -192,8 +200,25 @@ def test_no_bcc_at_all(tmp_path: Path) -> None:
 def test_a_compiler_that_dies_takes_nobody_along(tmp_path: Path, act: str, reason: str) -> None:
     compiler = fake_bcc(tmp_path, f"{LIBRARY}            {act}")
     assert compiler.version() == ""
-    with pytest.raises(SourceUnavailable, match=reason):
+    with pytest.raises(CompilerDied, match=reason):
         compiler.compile("int x;", "x.c")
+
+
+@needs_bcc
+def test_an_array_given_to_ringbuf_output_aborts_bcc_and_not_us() -> None:
+    source = """
+#include <uapi/linux/ptrace.h>
+BPF_RINGBUF_OUTPUT(events, 8);
+int on_call(struct pt_regs *ctx) {
+    u64 data[2] = {1, 2};
+    events.ringbuf_output(data, sizeof(data), 0);
+    return 0;
+}
+"""
+    try:
+        COMPILER.compile(source, "array.c")  # a later bcc may have learnt it
+    except CompilerDied as error:
+        assert "address of a struct" in error.hint
 
 
 def test_a_compiler_that_hangs_is_ended(tmp_path: Path) -> None:

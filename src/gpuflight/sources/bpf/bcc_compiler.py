@@ -32,6 +32,7 @@ FOLDERS = ("/usr/lib/python3/dist-packages", "/usr/local/lib/python3/dist-packag
 _TIMEOUT_S = 120.0
 _TARGETS = {"x86_64": "x86", "aarch64": "arm64"}
 _KEPT = 8  # compilations
+_DEATHS = "it aborts on an array given to ringbuf_output, for one: give the address of a struct"
 _DIAGNOSTIC = re.compile(r"^([^:\n]+):(\d+):(\d+): (fatal error|error|warning): (.*)$", re.MULTILINE)
 _MAP, _AT = "gf_map__", "gf_at__"
 _INSTRUCTION = struct.Struct("<BBhi")
@@ -60,6 +61,10 @@ class CompileFailed(GpuflightError):
     def __init__(self, problems: Sequence[Problem]) -> None:
         super().__init__(str(problems[0]))
         self.problems = list(problems)
+
+
+class CompilerDied(SourceUnavailable):
+    """bcc ended without an answer, killed by what it was given: one source, not the machine, is to blame."""
 
 
 class MapShape(Struct, frozen=True):
@@ -170,7 +175,7 @@ class Compiler:
             answer: dict[str, Any] = json.loads(done.stdout)
         except ValueError:
             how = f"signal {-done.returncode}" if done.returncode < 0 else f"exit code {done.returncode}"
-            raise SourceUnavailable(f"bcc ended with {how}: {_last_line(said) or 'it gave no reason'}") from None
+            raise CompilerDied(f"bcc ended with {how}: {_last_line(said) or 'it gave no reason'}", _DEATHS) from None
         if "unavailable" in answer:
             reason, hint = answer["unavailable"]
             raise SourceUnavailable(reason, hint)

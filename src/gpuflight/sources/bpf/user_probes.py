@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import os
-from collections.abc import Callable, Iterable, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -20,6 +21,7 @@ from gpuflight.sources.bpf.user_probe_spec import Attach, MapSpec, ProbeMistake,
 
 if TYPE_CHECKING:
     from gpuflight.sources.bpf.bcc_backend import BccBackend
+    from gpuflight.sources.bpf.bcc_compiler import MapShape
     from gpuflight.sources.bpf.libbpf import LibbpfBackend
     from gpuflight.sources.bpf.loaded import LoadedObject
     from gpuflight.sources.bpf.probes import Probes
@@ -172,19 +174,36 @@ def check_source(folder: str, found: Found, spec: Spec, probes: Probes) -> list[
 
 
 def _compile(found: Found, spec: Spec, source: str, folder: str, backend: BccBackend) -> list[str]:
-    from gpuflight.sources.bpf.bcc_compiler import CompileFailed
+    from gpuflight.sources.bpf.bcc_compiler import CompileFailed, CompilerDied
 
     try:
         compiled = backend.compile_source(source, found.code, include=[folder], constants=spec.constants)
     except CompileFailed as error:
         problem = error.problems[0]
         raise ProbeMistake(os.path.basename(problem.file), problem.line, problem.text, "correct the C") from error
+    except CompilerDied as error:
+        raise ProbeMistake(found.code, 0, error.reason, error.hint) from error
     shapes = {
         shape.name: Shape(shape.key_bytes, shape.value_bytes, shape.entries, shape.kind)
         for shape in compiled.maps.values()
     }
     check_spec(found, spec, compiled.programs, shapes)
-    return [str(problem) for problem in compiled.warnings]
+    return [str(problem) for problem in compiled.warnings] + list(
+        _vain_increments(found, source, compiled.maps.values())
+    )
+
+
+def _vain_increments(found: Found, source: str, maps: Iterable[MapShape]) -> Iterator[str]:
+    """bcc's ``map.increment(key)`` silently does nothing for a key that an LRU or per-CPU map does not have."""
+    for known in maps:
+        if known.kind not in (5, 9, 10):
+            continue
+        for call in re.finditer(rf"\b{re.escape(known.name)}\s*\.\s*(?:atomic_)?increment\s*\(", source):
+            line = source.count("\n", 0, call.start()) + 1
+            yield (
+                f"{found.code}:{line}: {known.name}.increment() does nothing for a new key of an LRU or per-CPU map"
+                " (use lookup_or_try_init and add)"
+            )
 
 
 def _load_object(found: Found, spec: Spec, content: bytes, probes: Probes) -> LoadedObject:
