@@ -45,6 +45,7 @@ def cuda_answers(clock: ManualClock, *, trainer: int, first_round_s: float) -> A
         found["bpf", f"cuda lookup hits {layouts.PID.pack(number).hex()}"] = packed([layouts.COUNT.pack(7)])
     found["bpf", f"cuda lookup stacks {layouts.PID.pack(5).hex()}"] = packed([layouts.COUNT.pack(STUB)])
     found["bpf", f"cuda delete names {layouts.HANDLE_KEY.pack(trainer, STUB).hex()}"] = packed(True)
+    found["cuda-probe", "tick"] = layouts.COUNT.pack(4_000_000)
     found["cuda-probe", "now"] = lambda: layouts.COUNT.pack(round(clock.monotonic_s() * 1e9))
     found["bpf", "cuda lost life"] = packed(0)
     for question in ("cuda drain life", "cuda drain life 2"):  # the second: of a round that is observed twice
@@ -55,7 +56,7 @@ def cuda_answers(clock: ManualClock, *, trainer: int, first_round_s: float) -> A
 def _maps(pid: int) -> dict[str, Rows]:
     stream = layouts.STREAM_KEY.pack(pid, 0xFFFFFFFF, STREAM), _filled(layouts.STREAM, _SECOND, 0, 9, 0, 1, 2, 0, 0, 0)
     name = b"_Z4gemmPf\0"
-    launch = _filled(layouts.LAUNCH, 40, 40 * 4096, 40 * 16, 0, 4096, 1, 9, 0, 256, 64, 16, 1, 1, 256, 1, 1, 1, 0)
+    launch = _filled(layouts.LAUNCH, 40, 40 * 4096, 640, 0, 4096, 1, 9, 0, 0, 1, 256, 64, 16, 1, 1, 256, 1, 1)
     wait = _filled(layouts.DURATION, 9, 9 * 5000, 6000, *[9 if index == 12 else 0 for index in range(40)])
     maps: dict[str, Rows] = {
         "processes": [
