@@ -11,13 +11,14 @@ struct extent { u64 width, height, depth; };
 
 enum { OK = 0, INVALID_VALUE = 1, NO_MEMORY = 2, BAD_SHAPE = 9, BAD_DIRECTION = 21, BAD_DEVICE = 101, BAD_HANDLE = 400,
        NOT_READY = 600 };
-enum { STREAMS = 256, EVENTS = 4096, FREED = 4096 };
+enum { STREAMS = 256, EVENTS = 4096, FREED = 4096, LIVE = 4096 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct stream streams[STREAMS];
 static struct event events[EVENTS];
 static u64 next_handle = 0x7e0000001000, next_address = 0x7f0000000000, capturing, captures;
 static u64 freed[FREED];
+static struct { u64 address; int device; } live[LIVE];
 static int freed_count;
 static _Thread_local int current;
 
@@ -193,7 +194,23 @@ static void wait_device(void)
 	sleep_until(end);
 }
 int cudaDeviceSynchronize(void) { BEGIN; wait_device(); return done(begin, "cudaDeviceSynchronize", OK, " %d", current); }
-int cudaDeviceReset(void) { BEGIN; wait_device(); return done(begin, "cudaDeviceReset", OK, " %d", current); }
+int cudaDeviceReset(void)
+{
+	BEGIN;
+	wait_device();
+	pthread_mutex_lock(&lock);
+	for (int i = 0; i < STREAMS; i++)
+		if (streams[i].device == current)
+			streams[i].used = 0;
+	for (int i = 0; i < LIVE; i++)
+		if (live[i].address && live[i].device == current) {
+			if (freed_count < FREED)
+				freed[freed_count++] = live[i].address;
+			live[i].address = 0;
+		}
+	pthread_mutex_unlock(&lock);
+	return done(begin, "cudaDeviceReset", OK, " %d", current);
+}
 
 static int make_stream(void **s, unsigned flags, const char *name, u64 begin)
 {
@@ -353,6 +370,26 @@ int cudaSetDevice(int device)
 	return done(begin, "cudaSetDevice", result, " %d", device);
 }
 
+static void now_live(u64 address)
+{
+	for (int i = 0; i < LIVE; i++)
+		if (!live[i].address) {
+			live[i].address = address;
+			live[i].device = current;
+			return;
+		}
+	abort();
+}
+static int no_longer_live(u64 address)
+{
+	for (int i = 0; i < LIVE; i++)
+		if (live[i].address == address) {
+			live[i].address = 0;
+			return 1;
+		}
+	return 0;
+}
+
 /* Addresses that were freed last come first, so that they are used again. */
 static int allocate(void **pointer, u64 size, const char *name, u64 begin)
 {
@@ -373,16 +410,22 @@ static int allocate(void **pointer, u64 size, const char *name, u64 begin)
 		*pointer = (void *)next_address;
 		next_address += 1ull << 36;
 	}
+	if (!result && size)
+		now_live((u64)*pointer);
 	pthread_mutex_unlock(&lock);
 	return done(begin, name, result, " %llu %llu %d", result ? 0 : LL(*pointer), LL(size), current);
 }
 static int release(void *pointer, const char *name, u64 begin)
 {
+	int result = OK;
+
 	pthread_mutex_lock(&lock);
-	if (pointer && freed_count < FREED)
+	if (pointer && !no_longer_live((u64)pointer))
+		result = INVALID_VALUE;
+	else if (pointer && freed_count < FREED)
 		freed[freed_count++] = (u64)pointer;
 	pthread_mutex_unlock(&lock);
-	return done(begin, name, OK, " %llu %d", LL(pointer), current);
+	return done(begin, name, result, " %llu %d", LL(pointer), current);
 }
 int cudaMalloc(void **p, size_t n) { BEGIN; return allocate(p, n, "cudaMalloc", begin); }
 int cudaMallocAsync(void **p, size_t n, void *s) { BEGIN; return allocate(p, n, "cudaMallocAsync", begin); }
@@ -412,9 +455,25 @@ int cudaFreeHost(void *p) { BEGIN; return release(p, "cudaFreeHost", begin); }
 int cudaHostRegister(void *p, size_t n, unsigned flags)
 {
 	BEGIN;
-	return done(begin, "cudaHostRegister", OK, " %llu %llu %d", LL(p), LL(n), current);
+	int result = OK;
+
+	pthread_mutex_lock(&lock);
+	if (no_longer_live((u64)p))
+		result = 712;
+	now_live((u64)p);
+	pthread_mutex_unlock(&lock);
+	return done(begin, "cudaHostRegister", result, " %llu %llu %d", LL(p), LL(n), current);
 }
-int cudaHostUnregister(void *p) { BEGIN; return done(begin, "cudaHostUnregister", OK, " %llu %d", LL(p), current); }
+int cudaHostUnregister(void *p)
+{
+	BEGIN;
+	int result;
+
+	pthread_mutex_lock(&lock);
+	result = p && no_longer_live((u64)p) ? OK : 713;
+	pthread_mutex_unlock(&lock);
+	return done(begin, "cudaHostUnregister", result, " %llu %d", LL(p), current);
+}
 
 static int copy(u64 bytes, int kind, u64 handle, int per_thread, int blocks, const char *name, u64 begin)
 {

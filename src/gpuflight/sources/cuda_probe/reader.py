@@ -40,6 +40,7 @@ class Reader:
         tick_ns = layouts.COUNT.unpack(self._tape.ask(SOURCE, "tick", lambda: layouts.COUNT.pack(_tick_ns())))[0]
         self._launches = decode.Kept(lambda key, value: decode.launch(key, value, tick_ns))
         self._kept = {field: decode.Kept(make) for field, (_, make) in _KEPT.items()}
+        self._failed_stacks = 0
         self._gone_launches: dict[int, int] = {}  # of destroyed streams, by process
         self._flags: dict[int, int] = {}  # of processes, as last read
         self._name_keepers: set[int] = set()  # ended, but forked children go by their registered functions
@@ -74,6 +75,7 @@ class Reader:
         rows.losses = {names[number]: count for number, count in self._probe.losses().items() if number < len(names)}
         if lost := self._probe.lost("life"):
             rows.losses["life"] = lost
+        self._take_stacks(rows, maps)
         self._take_names(maps["names"])
         self._take_streams(rows, maps)
         if ended:
@@ -124,6 +126,19 @@ class Reader:
         """Count this file from 0 again."""
         key = layouts.PID.pack(number)
         self._probe.update("hits", key, bytes(len(self._probe.lookup("hits", key) or b"")))
+
+    def _take_stacks(self, rows: CudaRows, maps: dict[str, Pairs]) -> None:
+        """Stacks of memory that is long freed, once they stand in the way of new ones: the kernel never drops any."""
+        failed = rows.losses.get("stacks", 0)
+        if failed == self._failed_stacks:
+            return
+        self._failed_stacks = failed
+        known = maps.get("allocations")
+        pairs = self._read("allocations") if known is None else known
+        used = {row.stack_id for row in decode.allocations(pairs, {}, None)}
+        for key, _ in self._read("stacks"):
+            if int.from_bytes(key, "little") not in used:
+                self._probe.delete("stacks", key)
 
     def _take_names(self, pairs: Pairs) -> None:
         for key, value in pairs:

@@ -90,7 +90,8 @@ GF_UPROBE(cuda_call)
 		return 0;
 	process->flags |= DRIVER(cookie) ? PROCESS_DRIVER : PROCESS_RUNTIME;
 	keep_call(ctx, &thread->call, cookie, now);
-	if ((class >= CLASS_SYNC_DEVICE && class <= CLASS_SYNC_EVENT) || class == CLASS_EVENT_RECORD || BLOCKS(cookie))
+	if ((class >= CLASS_SYNC_DEVICE && class <= CLASS_SYNC_EVENT) || class == CLASS_EVENT_RECORD ||
+	    class == CLASS_RESET_DEVICE || BLOCKS(cookie))
 		gf_add(&process->generation, 1); /* launches from now on are not what this waits for */
 	if (class >= CLASS_ALLOC && class <= CLASS_ALLOC_3D) {
 		thread->call.stack_id = gf_stack_id(stacks, ctx, BPF_F_USER_STACK);
@@ -336,6 +337,7 @@ gf_inline void account_success(struct process *process, struct thread *thread, _
 		state = device_of(tgid, device);
 		if (state)
 			state->reset_ns = now;
+		reset_memory(tgid, device);
 		break;
 	}
 	case CLASS_ALLOC: {
@@ -422,7 +424,7 @@ GF_URETPROBE(cuda_return)
 		gf_add(&process->generation, 1);
 	} else if (!code) {
 		account_success(process, thread, device, id, now);
-		if (BLOCKS(cookie))
+		if (BLOCKS(cookie) || class == CLASS_RESET_DEVICE)
 			gf_add(&process->generation, 1);
 	}
 	thread->call.cookie = 0;

@@ -112,13 +112,37 @@ gf_inline struct memory *memory_of(__u32 tgid, __u32 device, __u32 kind)
 
 gf_inline void forget_allocation(struct handle_key *key, const struct allocation *allocation)
 {
-	struct memory *sums = memory_of(key->tgid, allocation->device, allocation->kind);
+	struct device_key at = {};
+	struct device *device;
 
-	if (sums) {
-		gf_add(&sums->current, -allocation->size);
-		gf_add(&sums->frees, 1);
+	at.tgid = key->tgid;
+	at.device = allocation->device;
+	device = gf_lookup(devices, &at);
+	if (!device || allocation->time_ns > device->reset_ns) { /* else it went with the reset */
+		struct memory *sums = memory_of(key->tgid, allocation->device, allocation->kind);
+
+		if (sums) {
+			gf_add(&sums->current, -allocation->size);
+			gf_add(&sums->frees, 1);
+		}
 	}
 	gf_delete(allocations, key);
+}
+
+/* cudaDeviceReset frees all memory of a device. */
+gf_inline void reset_memory(__u32 tgid, __u32 device)
+{
+	for (__u16 kind = MEMORY_DEVICE; kind <= MEMORY_REGISTERED; kind++) {
+		struct memory_key key = {};
+		struct memory *sums;
+
+		key.tgid = tgid;
+		key.device = device;
+		key.kind = kind;
+		sums = gf_lookup(memory, &key);
+		if (sums)
+			sums->current = 0;
+	}
 }
 
 gf_inline void add_allocation(__u32 tgid, __u32 tid, __u32 device, __u64 address, __u64 size, const struct call *call,
