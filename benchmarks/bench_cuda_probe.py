@@ -6,7 +6,7 @@ A C loop calls cudaLaunchKernel of the fake runtime of the tests, which does not
 uprobe_multi program (the floor: what the trap itself costs), with ours, and with one ring-buffer event of 64 bytes per
 call as others do (needs clang), whose reader runs beside it and adds up. The variants take turns; medians. Goals: ours
 at most 1.25 of the empty one, and at most half of the event with its reader's CPU. Then as many calls per second as the
-machine makes, from several processes: every one must be counted (goal: none lost at 1 M calls/s, or as fast as it goes).
+machine makes, from several processes: every one must be counted (goal: none lost at 1 M calls/s).
 Last, one reading of 100 processes with 50 kernels each: goal 1 % of a core at one reading a second.
 """
 
