@@ -22,14 +22,14 @@ from typing import Any
 import numpy as np
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-from tests.fakes.cupti_driver import FakeCupti, kernel  # noqa: E402
+from tests.fakes.cupti_driver import FakeCupti, kernel
 
-from gpuflight.events.recorder.binding import Binding  # noqa: E402
-from gpuflight.events.recorder.intake import ATTRIBUTES, Intake  # noqa: E402
-from gpuflight.events.recorder.layouts import Layouts  # noqa: E402
-from gpuflight.events.recorder.options import Options  # noqa: E402
-from gpuflight.events.recorder.recorder import Recorder  # noqa: E402
-from gpuflight.events.recorder.stacks import Stacks, stack_text  # noqa: E402
+from gpuflight.events.recorder.binding import Binding
+from gpuflight.events.recorder.intake import ATTRIBUTES, Intake
+from gpuflight.events.recorder.layouts import Layouts
+from gpuflight.events.recorder.options import Options
+from gpuflight.events.recorder.recorder import Recorder
+from gpuflight.events.recorder.stacks import Stacks, stack_text
 
 BUFFER = 30_000
 BUFFERS = 20

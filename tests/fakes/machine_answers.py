@@ -86,6 +86,7 @@ def answers(clock: ManualClock) -> dict[tuple[str, str], bytes | Callable[[], by
         **user_probe_answers(clock, trainer=TRAINER, disk=259 << 20 | 1, nic=10),
         **cuda_answers(clock, trainer=TRAINER, first_round_s=FIRST_ROUND_S),
         ("session_logs", "reading"): lambda: _sessions(clock),
+        ("session_logs", "recorders"): lambda: _recorders(clock),
     }
     snapshot = nvml_snapshot()
     if snapshot is not None:
@@ -158,6 +159,13 @@ def _sessions(clock: ManualClock) -> bytes:
     elsewhere = Summary(session_id="session-3", hostname="node-7", pid=SERVER, start_ns=began_ns, events=4)
     reading = Reading([server, elsewhere, trainer], ["/var/gpufl/monitor"], lag_bytes=100, lost=2)
     return msgspec.msgpack.encode(reading)
+
+
+def _recorders(clock: ManualClock) -> bytes:
+    """Of those sessions' recorders one answers."""
+    told = {"session-1": {"state": "paused", "why": "torch.profiler is running", "lost": 3}}
+    reading = msgspec.msgpack.decode(_sessions(clock))
+    return msgspec.msgpack.encode({"reading": reading, "told": told, "silent": 1, "beyond": 2})
 
 
 @functools.cache

@@ -77,7 +77,7 @@ class Sessions(Collector):
 
     def observe(self, world: World) -> None:
         self._batch = Batch()
-        reading = world.session_logs.taped(lambda: self._read(world), Reading)
+        reading = self._reading(world)
         now_s = world.clock.monotonic_s()
         elapsed_s, self._last_s = now_s - self._last_s, now_s
         self._processes.begin(world)
@@ -101,6 +101,10 @@ class Sessions(Collector):
         live, self._live = self._live, None
         if live is not None:
             live.close()
+
+    def _reading(self, world: World) -> Reading:
+        """This round's, or what was recorded of it. Raises SourceUnavailable."""
+        return world.session_logs.taped(lambda: self._read(world), Reading)
 
     def _read(self, world: World) -> Reading:
         """Follow the logs. Raises SourceUnavailable where their records cannot be read."""
@@ -189,8 +193,12 @@ class Sessions(Collector):
         """It is shown no more."""
         self._over[session.session_id] = session.events
         self._known.pop(session.session_id, None)
+        self._drop(session.session_id)
+
+    def _drop(self, session_id: str) -> None:
+        """Read it no more."""
         if self._live is not None:
-            self._live.forget(session.session_id)
+            self._live.forget(session_id)
 
     def _show(self, owners: dict[str, list[tuple[Shown, list[Any]]]], host: nodes.Host) -> None:
         """Pieces of the picture; the very ones of the last round where nothing changed."""

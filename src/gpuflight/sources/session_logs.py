@@ -29,12 +29,12 @@ class SessionLogs:
         """Whether no file may be read, and answers come from a recording."""
         return self._tape is not None and self._tape.mode == "replay"
 
-    def taped(self, live: Callable[[], T], kind: type[T]) -> T:
-        """What ``live`` gives, or what was recorded of it. Raises SourceUnavailable as ``live`` does, and for what a
-        recording does not hold, or holds damaged."""
+    def taped(self, live: Callable[[], T], kind: type[T], key: str = "reading") -> T:
+        """What ``live`` gives, or what was recorded of it under ``key``. Raises SourceUnavailable as ``live`` does, and
+        for what a recording does not hold, or holds damaged."""
         if self._tape is None or self._tape.mode == "live":
             return live()
-        raw = self._tape.ask("session_logs", "reading", lambda: msgspec.msgpack.encode(live()))
+        raw = self._tape.ask("session_logs", key, lambda: msgspec.msgpack.encode(live()))
         try:
             return msgspec.msgpack.decode(raw, type=kind)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:

@@ -146,7 +146,8 @@ def _lanes(dtype: Any) -> tuple[Any, tuple[str, ...], tuple[str, ...]]:
     np = numpy()
     places = {name: dtype.fields[name][1] for name in _CONFIGURATION if name in dtype.fields}
     small = {place: name for name, place in places.items() if dtype.fields[name][0].itemsize == 4}
-    lanes, paired = [], set()
+    lanes: list[int] = []
+    paired: set[str] = set()
     for place in sorted(small):
         if place + 4 in small and not {small[place], small[place + 4]} & paired:
             paired |= {small[place], small[place + 4]}
