@@ -269,6 +269,7 @@ def test_launches_past_the_runtime_count_and_the_runtimes_own_count_once(rig: Ri
     graph = rig.round()
     assert process(graph, program.pid).metrics["cuda_launches_count"] == 3
     assert sum(kernel.metrics["launches_count"] for kernel in kernels(graph, program.pid).values()) == 3
+    assert process(graph, program.pid).metrics["cuda_held_bytes"] == 4096, "and so does memory"
 
 
 def test_another_mount_namespace(rig: Rig, tmp_path: Path) -> None:

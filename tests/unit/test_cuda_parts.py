@@ -19,6 +19,7 @@ from gpuflight.collectors.cuda_metrics import histogram, percentile_ns
 from gpuflight.collectors.cuda_rows import Counters, by_process
 from gpuflight.collectors.cuda_statistics import Capacity, StreamWork, Use, active_pct, cores_used, fit
 from gpuflight.sources.clock import ManualClock
+from gpuflight.sources.cuda_errors import error_name
 from gpuflight.sources.cuda_probe.rows import CudaRows
 from gpuflight.sources.demangle import demangle
 from gpuflight.sources.elf_symbols import ElfFile
@@ -131,6 +132,11 @@ def test_percentiles_lie_in_the_bucket_of_the_value(counts: dict[int, int], perc
     at = max(0, -(-len(durations) * percent // 100) - 1)
     value = durations[int(min(at, len(durations) - 1))]
     assert value / 2 <= percentile_ns(buckets, percent) <= value * 4
+
+
+def test_error_codes_have_names() -> None:
+    assert error_name("cudaMalloc", 2) == error_name("cuMemAlloc", 2) == "out of memory"
+    assert error_name("ncclAllReduce", 2) == "system error" and error_name("cudaFree", 4242) == "error 4242"
 
 
 # --- names and places in memory --------------------------------------------------------------------------------------

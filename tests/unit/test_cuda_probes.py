@@ -199,7 +199,7 @@ def test_copies_waits_memory_errors_and_collectives(rig: Rig) -> None:
     assert (metrics["cuda_held_bytes"], metrics["cuda_alloc_peak_bytes"]) == (2048, 4096)
     assert metrics["cuda_pinned_held_bytes"] == 99
     assert (metrics["cuda_errors_count"], metrics["cuda_errors_per_s"]) == (2, 1.0)
-    assert attributes["cuda_errors"] == ["cudaMalloc: error 2 (2 times)"]
+    assert attributes["cuda_errors"] == ["cudaMalloc: out of memory (2), 2 times"]
     access = graph.edges[PROCESS, gpu, "Access"]
     assert (access.metrics["held_bytes"], access.metrics["alloc_peak_bytes"]) == (2048, 4096)
     assert access.attributes["container"] == CONTAINER

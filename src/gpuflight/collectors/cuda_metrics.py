@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from gpuflight.collectors.cuda_rows import Counters, Rows
 from gpuflight.collectors.rates import FIRST_READING
 from gpuflight.collectors.session_metrics import Values
+from gpuflight.sources.cuda_errors import error_name
 from gpuflight.sources.cuda_probe.rows import CallRow
 
 PINNED = ("host", "registered")
@@ -119,9 +120,12 @@ def _errors(values: Values, counters: Counters, pid: int, rows: Rows) -> None:
 
 
 def error_texts(rows: Rows, most: int = 8) -> list[str]:
-    """``cudaMalloc: error 2 (3 times)``, the most frequent first."""
+    """``cudaMalloc: out of memory (2), 3 times``, the most frequent first."""
     ordered = sorted(rows.errors, key=lambda row: (-row.errors, row.api, row.code))[:most]
-    return [f"{row.api}: error {row.code} ({row.errors} time{'s' * (row.errors != 1)})" for row in ordered]
+    return [
+        f"{row.api}: {error_name(row.api, row.code)} ({row.code}), {row.errors} time{'s' * (row.errors != 1)}"
+        for row in ordered
+    ]
 
 
 def _collectives(values: Values, counters: Counters, pid: int, rows: Rows) -> None:
