@@ -7,7 +7,8 @@ forth through pipes: each byte is a system call and a switch. Another echoes 64 
 a send and a receive. They run with nothing attached (the floor), with empty programs on the same events (what being
 called costs), with ours, in turns; the median of each is printed as ns added per event, and as ratio to the empty
 program. The kernel counts the programs' time meanwhile, as it does in the product. Then: reading all threads by the
-iterator beside reading the same from /proc. Needs root (or CAP_BPF and CAP_PERFMON) and a C compiler.
+iterator beside reading the same from /proc, and the list of 1000 processes with and without the iterator's marks. Needs
+root (or CAP_BPF and CAP_PERFMON) and a C compiler.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from collections.abc import Sequence
 
 from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.bpf.libbpf import LibbpfBackend
+from gpuflight.sources.open import open_world
 
 PIPES = r"""
 #define _GNU_SOURCE
@@ -85,6 +87,18 @@ int main(int argc, char **argv) {
     for (long i = 0; i < n; i++) if (send(c, buffer, 64, 0) != 64 || recv(c, buffer, 64, MSG_WAITALL) != 64) return 1;
     clock_gettime(CLOCK_MONOTONIC, &t1);
     printf("%f\n", ((t1.tv_sec - t0.tv_sec) * 1e9 + (t1.tv_nsec - t0.tv_nsec)) / (4 * n));
+}
+"""
+MANY = r"""
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+int main(int argc, char **argv) {
+    for (int i = 0; i < atoi(argv[1]); i++) if (!fork()) { pause(); _exit(0); }
+    printf("ready\n"); fflush(stdout); getchar();
+    signal(SIGTERM, SIG_IGN); kill(0, SIGTERM);
+    return 0;
 }
 """
 SETUPS: dict[str, list[tuple[str, str, Sequence[str], bool]]] = {
@@ -189,11 +203,46 @@ def iterate(backend: LibbpfBackend, threads: int = 2000) -> None:
         print(f"threads: {rows} by the iterator, {count} in /proc with those of the kernel")
         for label, seconds in medians.items():
             print(f"  {label}: {seconds * 1e3:.2f} ms")
-        print(f"  ratio: {medians['/proc (schedstat and status of each)'] / medians['iterator']:.0f}x")
+        print(f"  ratio: {1 / taken_ratio(medians):.0f}x")
     finally:
         loaded.close()
         child.kill()
         child.communicate()
+
+
+def taken_ratio(medians: dict[str, float]) -> float:
+    """Of the first of two to the second."""
+    first, second = medians.values()
+    return first / second
+
+
+def list_processes(program: str, processes: int = 1000, rounds: int = 15) -> None:
+    """ProcFs.processes() of a host where most sleep: every record read, and those that the marks say moved."""
+    child = subprocess.Popen(
+        [program, str(processes)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, start_new_session=True
+    )
+    assert child.stdin is not None and child.stdout is not None
+    child.stdout.readline()
+    worlds = {"every record read": open_world(probes="off"), "with the iterator's marks": open_world()}
+    taken: dict[str, list[float]] = {}
+    try:
+        for number in range(1, rounds + 1):
+            for label, world in worlds.items():
+                world.begin_round(number)
+                began = time.perf_counter()
+                count = len(world.procfs.processes())
+                if number > 3:  # the second round loads the iterator, the third has two readings of it
+                    taken.setdefault(label, []).append(time.perf_counter() - began)
+        medians = {label: statistics.median(times) for label, times in taken.items()}
+        print(f"process list: {count} processes")
+        for label, seconds in medians.items():
+            print(f"  {label}: {seconds * 1e3:.2f} ms")
+        print(f"  ratio: {taken_ratio(medians):.1f}x")
+    finally:
+        child.stdin.close()
+        child.wait()
+        for world in worlds.values():
+            world.close()
 
 
 def main() -> None:
@@ -208,6 +257,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         for which, source in (("pipes", PIPES), ("echo", ECHO)):
             measure(backend, compiled(folder, which, source), which, arguments.rounds)
+        list_processes(compiled(folder, "many", MANY))
     iterate(backend)
 
 

@@ -48,7 +48,6 @@ class Ends:
         self._starts = Starts(world.procfs.ticks_per_second)
         every = list(flows.by_cookie.values())
         internet = [used for used in every if not used.row.unix]
-        self._keys = {used.cookie: used.row.key(self._own_netns) for used in internet}
         self._places: dict[bytes, Place] = {}
         try:
             self._place_internet(world, internet)
@@ -81,7 +80,7 @@ class Ends:
         if datagrams:
             there = {socket.key for socket in table.sockets if socket.protocol != "tcp"}
             for used in datagrams:
-                _judge(used, self._keys[used.cookie] in there)
+                _judge(used, used.inet(self._own_netns).key in there)
         joined = table.joined
         if joined is None:
             joined = _join(table.sockets, table, world)
@@ -91,8 +90,8 @@ class Ends:
                 used.ended = True
             if not used.row.remote_port:
                 continue
-            key = self._keys[used.cookie]
-            found = joined(key) or joined(_mirror(key))
+            socket = used.inet(self._own_netns)
+            found = joined(socket.key) or joined(socket.mirror)
             if found is None:
                 rest.append(used)
                 continue
@@ -108,7 +107,7 @@ class Ends:
 
     def _join_rest(self, rest: list[Used], table: InetTable, world: World) -> None:
         """Connections that no snapshot has: among themselves, and with whoever listens."""
-        made = {used.cookie: used.row.as_socket(self._own_netns) for used in rest}
+        made = {used.cookie: used.inet(self._own_netns) for used in rest}
         bound = [socket for socket in table.sockets if not socket.remote]
         joins = SocketJoins([*bound, *made.values()], table.addresses, translations=world.netlink.translations)
         by_key = {socket.key: connection_ends(connection, joins) for connection in joins.connections()
@@ -120,12 +119,11 @@ class Ends:
                 continue
             source, target, sure, far = found
             listener = joins.listener(socket.netns, socket.protocol, socket.local_address, socket.local_port)
-            own = self._entity(used, socket, "" if listener is None or listener.id == socket.id else listener.id)
+            own = self._entity(used, "" if listener is None or listener.id == socket.id else listener.id)
             self._places[used.cookie] = Place(own, source, target, sure, other=far)
 
-    def _entity(self, used: Used, socket: InetSocket | None = None, listener: str = "") -> nodes.Socket:
-        if socket is None:
-            socket = used.row.as_socket(self._own_netns)
+    def _entity(self, used: Used, listener: str = "") -> nodes.Socket:
+        socket = used.inet(self._own_netns)
         attributes = {"state": "CLOSED"} if used.row.ended_ns else {}
         if listener:
             attributes["listener"] = listener
@@ -226,11 +224,6 @@ def _judge(used: Used, there: bool) -> None:
     """Whether a socket that has no last event of its own is over: the second snapshot in a row lacks it."""
     used.ended = used.missed and not there
     used.missed = not there
-
-
-def _mirror(key: InetKey) -> InetKey:
-    netns, protocol, local, remote = key.split(" ")
-    return f"{netns} {protocol} {remote} {local}"
 
 
 def _own_netns(world: World) -> int:

@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from gpuflight.collectors.kernel_net_rows import TCP, Calls, SocketRow, calls, socket_row
 from gpuflight.collectors.kernel_programs import Starts
+from gpuflight.sources.netlink import InetSocket
 
 _IDLE_ROUNDS = 240
 """Rounds after which a row that nothing happened to is dropped, so that an old server's sockets do not fill the map.
@@ -63,6 +64,13 @@ class Used(Struct, gc=False):
     ended: bool = False
     missed: bool = False
     told: bool = False
+    socket: InetSocket | None = None
+
+    def inet(self, own_netns: int) -> InetSocket:
+        """The internet socket as netlink would tell it; kept while its row stays the same."""
+        if self.socket is None:
+            self.socket = self.row.as_socket(own_netns)
+        return self.socket
 
     def amounts(self) -> dict[str, Amount]:
         """By process id."""
@@ -103,7 +111,7 @@ class Flows:
             if known is None:
                 known = Used(cookie, raw, socket_row(raw), [])
             elif known.raw != raw:
-                known.raw, known.row = raw, socket_row(raw)
+                known.raw, known.row, known.socket = raw, socket_row(raw), None
             known.users = []
             self.by_cookie[cookie] = known
         users, self._users = self._users, {}

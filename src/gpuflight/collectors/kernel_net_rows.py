@@ -8,7 +8,6 @@ from msgspec import Struct
 
 from gpuflight.sources.netlink import InetSocket, TcpInfo, inet_socket
 from gpuflight.sources.netlink.addresses import address_text
-from gpuflight.sources.netlink.records import endpoint, inet_key
 
 AF_UNIX = 1
 TCP = 6
@@ -66,12 +65,6 @@ class SocketRow(Struct, frozen=True, gc=False):
     def unix(self) -> bool:
         """Whether it is a unix socket, which has inodes instead of addresses."""
         return self.family == AF_UNIX
-
-    def key(self, own_netns: int) -> str:
-        """Its key as netlink's records have it. ``own_netns``: inode of gpuflight's network namespace, which is 0."""
-        local = endpoint(address_text(self.family, self.local), self.local_port)
-        remote = endpoint(address_text(self.family, self.remote), self.remote_port) if self.remote_port else ""
-        return inet_key(0 if self.netns == own_netns else self.netns, PROTOCOLS[self.protocol], local, remote)
 
     def as_socket(self, own_netns: int) -> InetSocket:
         """The socket as netlink would have told it while it lived, for those that it never saw."""

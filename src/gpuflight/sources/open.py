@@ -16,6 +16,7 @@ from gpuflight.sources.mongodb import Mongo
 from gpuflight.sources.netlink import Netlink
 from gpuflight.sources.nvml import Nvml
 from gpuflight.sources.procfs import ProcFs
+from gpuflight.sources.procfs.marks import TaskMarks
 from gpuflight.sources.recording import Tape
 from gpuflight.sources.session_logs import SessionLogs
 from gpuflight.sources.sysfs import SysFs
@@ -60,6 +61,8 @@ def open_world(
             fs = RecordingFs(fs, tape)
     beside = Tape.blank() if root else tape  # beside a tree of files nothing may ask this machine
     procfs = ProcFs(fs, clock)
+    opened = Probes(beside, backend=probes, own_cost=probe_costs)
+    procfs.marks = TaskMarks(opened)
     return World(
         fs=fs,
         procfs=procfs,
@@ -74,7 +77,7 @@ def open_world(
         http=Http(beside),
         mongo=Mongo(beside),
         session_logs=SessionLogs(tape, root),
-        probes=Probes(beside, backend=probes, own_cost=probe_costs),
+        probes=opened,
     )
 
 

@@ -17,6 +17,7 @@ from gpuflight.sources.clock import Clock
 from gpuflight.sources.fs import FileSystem
 from gpuflight.sources.procfs.fds import FdIndex, FdScanner
 from gpuflight.sources.procfs.machine import Machine
+from gpuflight.sources.procfs.marks import TaskMarks
 from gpuflight.sources.procfs.mounts import LocalPaths
 from gpuflight.sources.procfs.stat import (
     Owner,
@@ -89,6 +90,8 @@ class ProcFs(Machine):
         """Pids of which what is kept was dropped this round, to be read again."""
         self.scanned_at_s = 0.0
         """When ``processes`` was read, by the monotonic clock, s: what rates are computed over."""
+        self.marks: TaskMarks | None = None
+        """Tells whose record need not be read again, where the kernel can tell; None: all are read."""
         self._round = 0
         self._generation = 0
         self._lock = threading.Lock()
@@ -116,7 +119,9 @@ class ProcFs(Machine):
             self._users.forget()
 
     def close(self) -> None:
-        """Nothing is kept open."""
+        """Unload what tells who did nothing. May be called twice."""
+        if self.marks is not None:
+            self.marks.close()
 
     # --- all processes ---------------------------------------------------------------------------------------------
 
@@ -145,6 +150,7 @@ class ProcFs(Machine):
             names = self.fs.listdir(root)
         except OSError as error:
             raise SourceUnavailable(f"{root} cannot be listed: {error.strerror}", "mount procfs there") from error
+        quiet = self._quiet(len(before))
         known: dict[int, _Known] = {}
         processes: dict[int, ProcStat] = {}
         dropped: set[int] = set()
@@ -156,7 +162,7 @@ class ProcFs(Machine):
             entry = before.get(pid)
             stat_path = entry.stat_path if entry is not None else f"{root}/{name}/stat"
             try:
-                raw = read(stat_path)
+                raw = entry.raw if entry is not None and pid in quiet else read(stat_path)
                 if entry is None:
                     entry = _Known(stat_path, raw, parse_stat(raw))
                 elif raw != entry.raw:
@@ -182,6 +188,15 @@ class ProcFs(Machine):
             processes[pid] = entry.stat
         self._known, self.vanished, self.unreadable, self.refreshed = known, vanished, unreadable, dropped
         return processes
+
+    def _quiet(self, known_count: int) -> frozenset[int]:
+        """Pids whose record is what it was when it was read last."""
+        if self.marks is None:
+            return frozenset()
+        try:
+            return self.marks.quiet(known_count, self.own_namespace("pid"))
+        except (OSError, ValueError):
+            return frozenset()
 
     def id_of(self, pid: int) -> str | None:
         """Id of the entity of a process that is alive in this round."""

@@ -43,6 +43,7 @@ struct sched_entity {
 } GF_KERNEL_TYPE;
 
 struct mm_struct {
+	unsigned long total_vm;
 	unsigned long arg_start;
 	unsigned long arg_end;
 } GF_KERNEL_TYPE;
@@ -58,6 +59,8 @@ typedef struct {
 
 struct signal_struct {
 	atomic_t live;
+	int nr_threads;
+	struct pid *pids[4];
 	unsigned int flags;
 	int group_exit_code;
 	unsigned long min_flt;
@@ -78,6 +81,7 @@ struct task_struct {
 	unsigned int flags;
 	int pid;
 	int tgid;
+	int exit_state;
 	int exit_code;
 	char comm[16];
 	__u64 start_boottime;
