@@ -77,6 +77,7 @@ def test_what_a_file_means() -> None:
         ('program = "on_end"', "", 8, "program is missing"),
         ('"sched_process_exit"', '"sched/sched_process_exit"', 10, "is no name in the kernel"),
         ("raw_tracepoint", "tracepoint", 10, "is no tracepoint (write GROUP/EVENT"),
+        ("cookie = 7", "everywhere = true\npid = 5", 6, "everywhere belongs to uprobe and uretprobe, without a pid"),
         ('raw_tracepoint = "sched_process_exit"', "pid = 4", 10, "pid belongs to uprobe and uretprobe"),
         ('"on_end"', '"on_read"', 9, "on_read has two targets of different kinds (write a program for each)"),
         ('"Process"', '"process"', 14, "a map cannot be about 'process' (did you mean Process?)"),

@@ -92,6 +92,7 @@ class UserProbeCollector(Collector):
                 continue
             for missing in known.probe.missing:
                 self.note(f"{name}.toml: {missing}")
+            self._look_everywhere(known, known.probe)
             self._read(known, known.probe, subjects, world.clock.monotonic_s())
 
     def seed(self) -> Batch:
@@ -102,6 +103,25 @@ class UserProbeCollector(Collector):
             known.close()
         self._known.clear()
         self._world = None
+
+    def _look_everywhere(self, known: _Known, probe: UserProbe) -> None:
+        if probe.everywhere and known.rounds and known.rounds % RETRY_ROUNDS == 0:
+            try:
+                probe.refresh()
+            except SourceUnavailable as error:
+                self.note(f"{probe.name}.toml: {error.reason}", error.hint)
+        for each in probe.everywhere:
+            target = each.attach.target[1]
+            for why in each.refused.values():
+                self.note(f"{probe.name}.toml: {target} is not probed in every file: {why}")
+            if each.unreadable:
+                self.note(
+                    f"{probe.name}.toml: {target} is not looked for in processes of others",
+                    "run as root",
+                    each.unreadable,
+                )
+            if not each.attached:
+                self.note(f"{probe.name}.toml: no process has {target} in memory yet")
 
     def _load(self, found: list[Found], world: World) -> None:
         """Bring what is loaded in line with what lies in the folder."""

@@ -9,6 +9,7 @@ from msgspec import Struct, field
 from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.bpf.probes import Probes
 from gpuflight.sources.bpf.toml_lines import TomlLines
+from gpuflight.sources.bpf.user_probe_everywhere import sweep
 from gpuflight.sources.bpf.user_probe_folder import Found, scan_folder
 from gpuflight.sources.bpf.user_probe_places import NoPlace, find_place
 from gpuflight.sources.bpf.user_probe_spec import ProbeMistake, Spec
@@ -67,6 +68,12 @@ def _check_places(found: Found, spec: Spec, checked: Checked) -> None:
     for number, attach in enumerate(spec.attach):
         kind, _ = attach.target
         if kind not in ("uprobe", "uretprobe"):
+            continue
+        if attach.everywhere:
+            if not (looked := sweep(attach.place)).files:
+                line = lines.of(("attach", number, kind))
+                what = f"no process has {attach.target[1]} in memory now"
+                checked.warnings.append(str(ProbeMistake(found.file, line, what, f"{looked.without} files lack it")))
             continue
         try:
             find_place(attach.place, attach.pid)

@@ -77,6 +77,7 @@ class Attach(Struct, forbid_unknown_fields=True):
     pid: int = 0
     cookie: int = 0
     optional: bool = False
+    everywhere: bool = False
 
     @property
     def target(self) -> tuple[str, str]:
@@ -266,6 +267,10 @@ class _Reader:
             )
         elif kind in ("raw_tracepoint", "kprobe", "kretprobe") and not re.fullmatch(r"[\w.]+", text):
             raise self._mistake((*path, kind), f"{text!r} is no name in the kernel", "write the name alone")
+        if attach.everywhere and (attach.pid or kind not in ("uprobe", "uretprobe")):
+            raise self._mistake(
+                (*path, "everywhere"), "everywhere belongs to uprobe and uretprobe, without a pid", "choose one of them"
+            )
         if attach.pid < 0 or (attach.pid and kind not in ("uprobe", "uretprobe")):
             raise self._mistake((*path, "pid"), "pid belongs to uprobe and uretprobe", "look at the pid in the program")
 

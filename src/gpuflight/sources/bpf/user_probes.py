@@ -6,6 +6,7 @@ import difflib
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
@@ -16,6 +17,7 @@ from gpuflight.sources.bpf.base import ProbeObject, Uprobe
 from gpuflight.sources.bpf.loaded import Shape
 from gpuflight.sources.bpf.taped import decode
 from gpuflight.sources.bpf.toml_lines import TomlLines
+from gpuflight.sources.bpf.user_probe_everywhere import Everywhere, Sweep, sweep
 from gpuflight.sources.bpf.user_probe_folder import Found, Unsafe, read_object, read_text, scan_folder
 from gpuflight.sources.bpf.user_probe_spec import Attach, MapSpec, ProbeMistake, Spec, parse_spec
 
@@ -44,6 +46,12 @@ class UserProbe(Struct):
     shapes: dict[str, Shape]
     attached: int = 0
     missing: list[str] = msgspec.field(default_factory=list)
+    everywhere: list[Everywhere] = msgspec.field(default_factory=list)
+
+    def refresh(self) -> None:
+        """Look again for files of the places that are probed everywhere. Raises SourceUnavailable."""
+        for each in self.everywhere:
+            each.refresh(self.loaded)
 
     def close(self) -> None:
         """Detach and unload it."""
@@ -83,7 +91,11 @@ class UserProbes:
             probe = UserProbe(found.name, spec, loaded, shapes)
             lines = TomlLines(found.toml)
             for number, attach in enumerate(spec.attach):
-                self._attach(probe, found, attach, lines.of(("attach", number, attach.target[0])))
+                if attach.everywhere:
+                    probe.everywhere.append(Everywhere(attach, partial(self._sweep, attach)))
+                else:
+                    self._attach(probe, found, attach, lines.of(("attach", number, attach.target[0])))
+            probe.refresh()
         except BaseException:
             loaded.close()
             raise
@@ -106,6 +118,9 @@ class UserProbes:
                 return
             raise SourceUnavailable(f"{found.file}:{line}: {error.reason}", error.hint) from None
         probe.attached += 1
+
+    def _sweep(self, attach: Attach) -> Sweep:
+        return self._ask(f"everywhere {attach.target[1]}", lambda: sweep(attach.place), Sweep)
 
     def _place(self, attach: Attach) -> tuple[str, int]:
         def live() -> tuple[str, int]:
