@@ -5,7 +5,7 @@
 Two C programs do as little as they can but what is watched. One pair of processes on one CPU passes a byte back and
 forth through pipes: each byte is a system call and a switch. Another echoes 64 bytes over loopback TCP: each message is
 a send and a receive. They run with nothing attached (the floor), with empty programs on the same events (what being
-called costs), with ours, in turns; the median of each is printed as ns added per event, and as ratio to the empty
+called costs), with ours, in turns; the fastest of each is printed as ns added per event, and as ratio to the empty
 program. The kernel counts the programs' time meanwhile, as it does in the product. Then: reading all threads by the
 iterator beside reading the same from /proc, and the list of 1000 processes with and without the iterator's marks. Needs
 root (or CAP_BPF and CAP_PERFMON) and a C compiler.
@@ -133,7 +133,7 @@ def run(program: str, turns: int) -> float:
 
 
 def measure(backend: LibbpfBackend, program: str, which: str, rounds: int) -> dict[str, float]:
-    """Median ns per event of each setup, taken in turns so that a slow moment of the machine meets all of them."""
+    """Least ns per event of each setup, taken in turns so that a slow moment of the machine meets all of them."""
     taken: dict[str, list[float]] = {}
     own: dict[str, float] = {}
     for _ in range(rounds):
@@ -150,12 +150,12 @@ def measure(backend: LibbpfBackend, program: str, which: str, rounds: int) -> di
                 )
             finally:
                 loaded.close()
-    floor = statistics.median(taken["nothing attached"])
+    floor = min(taken["nothing attached"])
     print(f"{which}: {floor:.0f} ns per {EVENTS[which]} with nothing attached")
     added: dict[str, float] = {}
     empty = 0.0
     for label, _, _, is_empty in SETUPS[which]:
-        added[label] = statistics.median(taken[label]) - floor
+        added[label] = min(taken[label]) - floor
         if is_empty:
             empty = max(added[label], 1.0)
         ratio = "" if is_empty else f", {added[label] / empty:.1f}x the empty one"
