@@ -8,6 +8,8 @@ from typing import Any
 from fastapi.testclient import TestClient
 from tests.unit.test_core_controller import FakeWorld, Seeder
 
+from gpuflight.bottlenecks.build import make_engine
+from gpuflight.bottlenecks.settings import RulesSettings
 from gpuflight.core.controller import Controller
 from gpuflight.graph import edges, nodes
 from gpuflight.server.app import create_app
@@ -32,13 +34,16 @@ BUSY = nodes.GPU(uuid="GPU-1", attributes={"name": "H200", "index": 1}, metrics=
 class Served:
     """``client`` talks from the loopback interface as admin; ``seeder`` decides what the next round finds."""
 
-    def __init__(self, *found: Any, links: Any = (), events: Any = None, **changes: Any) -> None:
+    def __init__(self, *found: Any, links: Any = (), events: Any = None, judged: bool = True, **changes: Any) -> None:
         self.seeder = Seeder(*found, links=links, name="process_tree")
         settings = Settings(interval_s=3600, tombstone_rounds=0, **changes)
         self.subscribers = SubscriberManager()
         world: Any = FakeWorld()
         self.clock = world.clock
-        self.controller = Controller(world, settings=settings, collectors=[self.seeder], subscribers=self.subscribers)
+        self.controller = Controller(
+            world, settings=settings, collectors=[self.seeder], subscribers=self.subscribers,
+            judge=make_engine(RulesSettings(enabled=judged), subscribers=self.subscribers.status),
+        )  # fmt: skip
         self.state = ServerState(
             controller=self.controller,
             settings=settings,

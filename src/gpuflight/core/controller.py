@@ -11,6 +11,7 @@ from typing import Protocol
 
 from gpuflight import __version__
 from gpuflight.bottlenecks.engine import Judgement
+from gpuflight.bottlenecks.survey import RuleState
 from gpuflight.collectors.base import Collector
 from gpuflight.core.expansion import CollectorRunner, ExpansionLimits, expand_world
 from gpuflight.core.history import History
@@ -62,6 +63,9 @@ class Judge(Protocol):
 
     def clear(self) -> None:
         """Forget everything."""
+
+    def survey(self) -> list[RuleState]:
+        """What every rule says about the last round, and why it cannot."""
 
 
 class Controller:
@@ -205,6 +209,11 @@ class Controller:
                 self.judge.clear()
             self.history.clear()
             self.latest = None
+
+    def survey(self) -> list[RuleState]:
+        """What every rule says about the last round; empty where nothing judges. Waits for the round under way."""
+        with self._round_lock:
+            return self.judge.survey() if self.judge is not None else []
 
     def trigger(self, timeout_s: float | None = None) -> Round:
         """A round that begins after this call. Raises TimeoutError if it is not done in time."""

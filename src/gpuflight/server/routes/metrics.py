@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from fastapi import Depends
@@ -101,12 +102,26 @@ def _round(text: _Text, done: Round) -> None:
     for severity in _SEVERITIES:
         count = sum(finding.severity == severity for finding in done.findings)
         text.add("findings", "gauge", "Findings of the latest round.", count, {"severity": severity})
+    _findings(text, done)
     own = done.own_cost
     if own is not None:
         text.add("own_cpu_percent", "gauge", "CPU time of gpuflight, % of one core.", own.cpu_pct)
         text.add("own_resident_bytes", "gauge", "Resident memory of gpuflight.", own.rss_bytes)
         text.add("own_threads", "gauge", "Threads of gpuflight.", own.threads_count)
         text.add("own_descriptors", "gauge", "Open descriptors of gpuflight.", own.fds_count)
+
+
+def _findings(text: _Text, done: Round) -> None:
+    """One series per rule and severity with an open finding: as many as there are rules at most, whatever is found."""
+    counts = Counter((finding.rule, finding.severity) for finding in done.findings)
+    lost: dict[str, float] = {}
+    for finding in done.findings:
+        if finding.cost_gpu_s is not None and not finding.explained_by:
+            lost[finding.rule] = lost.get(finding.rule, 0.0) + finding.cost_gpu_s
+    for (rule, severity), count in sorted(counts.items()):
+        text.add("rule_findings", "gauge", "Open findings by rule.", count, {"rule": rule, "severity": severity})
+    for rule, gpus in sorted(lost.items()):
+        text.add("rule_lost_gpus", "gauge", "GPUs' worth lost, as far as known.", round(gpus, 6), {"rule": rule})
 
 
 def _collectors(text: _Text, done: Round) -> None:
