@@ -290,7 +290,7 @@ def test_rounds_in_a_range(served: Served) -> None:
     assert [line["round"] for line in listed["rounds"]] == [3, 4, 5] and listed["truncated"] is True
     assert listed["rounds"][0]["nodes_count"] == 6
     whole = served.get("/api/v1/rounds/2").json()
-    assert {line["collector"] for line in whole["coverage"]} == {"process_tree", "core"}
+    assert {line["collector"] for line in whole["coverage"]} == {"process_tree", "core", "rules"}
     assert served.get("/api/v1/rounds/latest").json()["round"] == 6
 
 
