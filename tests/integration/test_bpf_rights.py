@@ -7,6 +7,7 @@ import ctypes
 import errno
 import json
 import os
+import platform
 import re
 import shutil
 import signal
@@ -130,6 +131,32 @@ def test_rights_within_a_user_namespace_do_not_count(rig: Rig) -> None:
     reason, hint = look(rig, "unshare", "-Ur")["refused"]
     assert reason == "no right to load BPF programs: capabilities of a user namespace do not count"
     assert "user namespace of the host" in hint
+
+
+# Forbids one system call to itself, as a container's profile does, and goes on as another program (seccomp(2)).
+_FORBID = """
+import ctypes, os, struct, sys
+code = b"".join(struct.pack("=HBBI", *line) for line in (
+    (0x20, 0, 0, 0),                    # load the number of the call
+    (0x15, 0, 1, int(sys.argv[1])),     # if it is this one
+    (0x06, 0, 0, 0x00050001),           # EPERM
+    (0x06, 0, 0, 0x7FFF0000),           # else go on
+))
+room = ctypes.create_string_buffer(code)
+program = ctypes.create_string_buffer(struct.pack("@HP", len(code) // 8, ctypes.addressof(room)))
+libc = ctypes.CDLL(None)
+assert libc.prctl(38, 1, 0, 0, 0) == 0              # PR_SET_NO_NEW_PRIVS
+assert libc.prctl(22, 2, program, 0, 0) == 0        # PR_SET_SECCOMP, SECCOMP_MODE_FILTER
+os.execv(sys.argv[2], sys.argv[2:])
+"""
+
+
+def test_a_filter_of_system_calls_is_told_apart_from_a_missing_right(rig: Rig) -> None:
+    number, _ = syscalls._NUMBERS[platform.machine()]
+    reason, hint = look(rig, sys.executable, "-c", _FORBID, str(number))["refused"]
+    assert reason == "no right to load BPF programs: a seccomp filter forbids bpf()"
+    assert "--cap-add BPF" in hint
+    assert "SystemCallFilter" in hint
 
 
 @pytest.mark.skipif(shutil.which("unshare") is None, reason="needs unshare of util-linux")
