@@ -66,16 +66,13 @@ def test_symbols_are_those_that_pyelftools_finds(path: str) -> None:
         for symbol in elf.functions():
             holder = next(s for s in loads if s["p_vaddr"] <= symbol.value < s["p_vaddr"] + s["p_filesz"])
             assert symbol.offset == symbol.value - holder["p_vaddr"] + holder["p_offset"]
-    assert elf.soname == path.rsplit("/", 1)[-1]
-    assert elf.dynamic
 
 
 @pytest.mark.skipif(not CUDART, reason="no CUDA runtime from PyPI for this machine")
 def test_a_cuda_runtime_offers_its_functions_with_their_version() -> None:
     elf = read_elf(CUDART[0], lambda name: name.startswith("cudaLaunchKernel"))
     assert {symbol.name for symbol in elf.functions()} >= {"cudaLaunchKernel", "cudaLaunchKernelExC"}
-    assert {symbol.version for symbol in elf.functions()} == {elf.soname}
-    assert "libc.so.6" in elf.needed
+    assert {symbol.version for symbol in elf.functions()} == {CUDART[0].rsplit("/", 1)[-1]}
 
 
 def test_a_function_that_is_chosen_when_the_library_is_loaded_is_told_apart() -> None:
@@ -120,7 +117,6 @@ def test_without_section_headers_the_dynamic_linkers_tables_are_read(tmp_path: P
     bare = read_elf(bytes(data))
     assert {(symbol.name, symbol.offset) for symbol in bare.functions() if symbol.name[:3] == "gf_"} == whole
     assert len(whole) == 50
-    assert bare.soname == "liba"
     assert bare.stripped
 
 
@@ -130,7 +126,6 @@ def test_static_and_stripped_programs_are_called_so(tmp_path: Path) -> None:
     program = str(tmp_path / "a")
     subprocess.run(["gcc", "-static", "-o", program, tmp_path / "a.c"], check=True)
     elf = read_elf(program)
-    assert not elf.dynamic
     assert not elf.stripped
     assert any(symbol.name == "gf_inner" and symbol.offset > 0 for symbol in elf.functions())
     subprocess.run(["strip", program], check=True)
@@ -160,23 +155,28 @@ def test_what_is_no_elf_file_is_said_to_be_none(content: bytes, reason: str) -> 
         read_elf(content)
 
 
-def test_damaged_files_are_refused_or_read_but_never_anything_else() -> None:
+def test_damaged_files_are_refused_or_read_but_never_anything_else(tmp_path: Path) -> None:
     whole = read_object("engine", "x86_64")
     library = Path(LIBRARIES[0]).read_bytes() if LIBRARIES else whole
+    bare = bytearray(library)
+    struct.pack_into("<Q", bare, 40, 0)  # no section headers: the dynamic linker's tables
+    struct.pack_into("<HHH", bare, 58, 0, 0, 0)
     chance = random.Random(5)
     outcomes = set()
-    for content in (whole, library):
-        for _ in range(60):
+    for content in (whole, library, bytes(bare)):
+        for _ in range(40):
             data = bytearray(content[: chance.randrange(len(content))])
             outcomes.add(attempt(bytes(data)))
             data = bytearray(content)
             for _ in range(chance.randrange(1, 20)):
                 data[chance.randrange(min(len(data), 2000))] = chance.randrange(256)
             outcomes.add(attempt(bytes(data)))
+            (tmp_path / "damaged").write_bytes(data)
+            outcomes.add(attempt(str(tmp_path / "damaged")))
     assert outcomes == {"read", "refused"}
 
 
-def attempt(content: bytes) -> str:
+def attempt(content: bytes | str) -> str:
     try:
         read_elf(content)
     except ElfError:

@@ -17,10 +17,9 @@ from msgspec import Struct
 SymbolKind = Literal["function", "ifunc", "object", "other"]
 
 _MAX_TABLE_BYTES = 512 << 20
-_MAX_HEADERS = 65_535
-_SYMTAB, _STRTAB, _DYNSYM, _VERDEF, _VERSYM, _NOTE = 2, 3, 11, 0x6FFFFFFD, 0x6FFFFFFF, 7
-_LOAD, _DYNAMIC, _INTERP = 1, 2, 3
-_DT_NEEDED, _DT_SONAME, _DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_GNU_HASH = 1, 14, 4, 5, 6, 10, 0x6FFFFEF5
+_SYMTAB, _STRTAB, _DYNSYM, _VERDEF, _VERSYM = 2, 3, 11, 0x6FFFFFFD, 0x6FFFFFFF
+_LOAD, _DYNAMIC = 1, 2
+_DT_HASH, _DT_STRTAB, _DT_SYMTAB, _DT_STRSZ, _DT_GNU_HASH = 4, 5, 6, 10, 0x6FFFFEF5
 _HEADER = struct.Struct("<16sHHIQQQIHHHHHH")
 _SECTION = struct.Struct("<IIQQQQIIQQ")
 _SEGMENT = struct.Struct("<IIQQQQQQ")
@@ -53,14 +52,10 @@ class Symbol(Struct, frozen=True, gc=False):
 
 
 class Elf(Struct):
-    """One file: ``dynamic`` if it takes part in dynamic linking; ``stripped`` without a table for debuggers."""
+    """One file: ``machine`` as in its header (e_machine); ``stripped`` without a table for debuggers."""
 
     machine: int
-    dynamic: bool
     stripped: bool
-    soname: str
-    needed: list[str]
-    build_id: str
     symbols: list[Symbol]
     sections: list[str]
 
@@ -119,8 +114,8 @@ class _Reader:
             raise ElfError(f"damaged ELF file: {error}") from error
 
     def _bytes(self, offset: int, size: int) -> bytes:
-        if size > _MAX_TABLE_BYTES or offset >= 1 << 62:
-            raise ElfError(f"a table of {size} bytes")
+        if size > _MAX_TABLE_BYTES or not 0 <= offset < 1 << 62:
+            raise ElfError(f"a table of {size} bytes at {offset}")
         data = self._at(offset, size)
         if len(data) != size:
             raise ElfError("it ends before its tables do")
@@ -136,7 +131,6 @@ class _Reader:
             _HEADER.unpack(head)
         )
         dynamic: tuple[int, int] | None = None
-        interpreted = False
         if segments and each == _SEGMENT.size:
             for p_type, _, offset, address, _, in_file, _, _ in _SEGMENT.iter_unpack(
                 self._bytes(segments_at, each * segments)
@@ -145,8 +139,6 @@ class _Reader:
                     self._loads.append((address, in_file, offset))
                 elif p_type == _DYNAMIC:
                     dynamic = offset, in_file
-                elif p_type == _INTERP:
-                    interpreted = True
         self._loads.sort()
         if sections and each_s == _SECTION.size:
             table = self._bytes(sections_at, each_s * sections)
@@ -157,18 +149,13 @@ class _Reader:
         section_names = self._names(names)
         relocatable = kind == 1
         entries = self._dynamic(dynamic)
-        soname, needed = self._words(entries)
         symbols = list(self._symbols(_DYNSYM, "dynsym", relocatable, wanted))
         if not self._sections and entries:
             symbols = list(self._hashed(entries, wanted))
         symbols += self._symbols(_SYMTAB, "symtab", relocatable, wanted)
         return Elf(
             machine=machine,
-            dynamic=dynamic is not None or interpreted,
             stripped=not any(section.kind == _SYMTAB for section in self._sections),
-            soname=soname,
-            needed=needed,
-            build_id=self._build_id(),
             symbols=symbols,
             sections=section_names,
         )
@@ -261,13 +248,6 @@ class _Reader:
         offset = self._offset_of(entries[_DT_STRTAB][0])
         return self._bytes(offset, entries[_DT_STRSZ][0]) if offset >= 0 else b""
 
-    def _words(self, entries: dict[int, list[int]]) -> tuple[str, list[str]]:
-        names = self._dynamic_names(entries)
-        if not names:
-            return "", []
-        soname = _text(names, entries[_DT_SONAME][0]) if _DT_SONAME in entries else ""
-        return soname, [_text(names, at) for at in entries.get(_DT_NEEDED, [])]
-
     def _hashed(self, entries: dict[int, list[int]], wanted: Callable[[str], bool] | None) -> Iterator[Symbol]:
         """Symbols of a file without section headers: the dynamic linker finds them without, and so do we."""
         names = self._dynamic_names(entries)
@@ -294,15 +274,6 @@ class _Reader:
         while not struct.unpack("<I", self._bytes(at + 4 * (last - first), 4))[0] & 1:  # set at the end of a chain
             last += 1
         return int(last) + 1
-
-    def _build_id(self) -> str:
-        for section in self._sections:
-            if section.kind != _NOTE or section.size > 4096:
-                continue
-            note = self._bytes(section.offset, section.size)
-            if len(note) >= 16 and note[8:16] == b"\x03\0\0\0GNU\0":  # NT_GNU_BUILD_ID
-                return note[16 : 16 + int.from_bytes(note[4:8], "little")].hex()
-        return ""
 
 
 def _text(table: bytes, at: int) -> str:

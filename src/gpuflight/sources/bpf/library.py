@@ -16,8 +16,6 @@ INSTALL_HINT = "install libbpf: apt install libbpf1, dnf install libbpf, zypper 
 
 _POINTER, _INT, _TEXT, _SIZE = ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_size_t
 _FUNCTIONS: dict[str, tuple[Any, tuple[Any, ...]]] = {
-    "libbpf_major_version": (ctypes.c_uint32, ()),
-    "libbpf_minor_version": (ctypes.c_uint32, ()),
     "libbpf_version_string": (_TEXT, ()),
     "bpf_object__open_mem": (_POINTER, (_POINTER, _SIZE, _POINTER)),
     "bpf_object__load": (_INT, (_POINTER,)),
