@@ -41,7 +41,8 @@ KIND_OF_NUMBER = {
 }
 """``record.kind`` → group. CUPTI's numbers never change; its classes do."""
 
-_LAUNCH_CALLS = ("launchkernel", "graphlaunch", "memcpy", "memset", "launchcooperative")
+_KERNEL_CALLS = ("launchkernel", "graphlaunch", "launchcooperative")
+_LAUNCH_CALLS = (*_KERNEL_CALLS, "memcpy", "memset")
 _SUBSCRIBER = "gpuflight"
 
 
@@ -71,6 +72,7 @@ class Binding:
         self.module = module
         self._subscriber: int | None = None
         self._keep: list[Any] = []
+        self._calls_enabled = False
 
     def timestamp(self) -> int:
         """CUPTI's clock, ns."""
@@ -101,6 +103,9 @@ class Binding:
             raise Unavailable(refused)
 
     def disable(self, group: str) -> None:
+        """Switch off; kinds that CUPTI does not know are off already."""
+        if group == "api" and self._calls_enabled:
+            self._switch_launch_calls(0)
         for name in NUMBERS[group]:
             number = getattr(self.module.ActivityKind, name, None)
             if number is not None:
@@ -149,7 +154,7 @@ class Binding:
         self._subscriber = self._subscribe(callback)
         self._keep.append(callback)
         domain = int(self.module.CallbackDomain.RUNTIME_API)
-        for number in self._launch_calls("RuntimeApiTraceCbid", ("launchkernel", "graphlaunch", "launchcooperative")):
+        for number in self._launch_calls("RuntimeApiTraceCbid", _KERNEL_CALLS):
             self._call("enable_callback", 1, self._subscriber, domain, number)
 
     def off_launch(self) -> None:
@@ -203,14 +208,17 @@ class Binding:
 
     def _enable_launch_calls(self) -> bool:
         """Only the calls that start something on the GPU; whether this CUPTI can choose."""
-        chosen = self._launch_calls("RuntimeApiTraceCbid", _LAUNCH_CALLS)
-        if not chosen or not hasattr(self.module, "activity_enable_runtime_api"):
+        if not hasattr(self.module, "activity_enable_runtime_api"):
             return False
-        for number in chosen:
-            self._call("activity_enable_runtime_api", number, 1)
-        for number in self._launch_calls("DriverApiTraceCbid", ("launchkernel", "graphlaunch", "launchcooperative")):
-            self._call("activity_enable_driver_api", number, 1)
+        self._calls_enabled = True
+        self._switch_launch_calls(1)
         return True
+
+    def _switch_launch_calls(self, on: int) -> None:
+        for number in self._launch_calls("RuntimeApiTraceCbid", _LAUNCH_CALLS):
+            self._call("activity_enable_runtime_api", number, on)
+        for number in self._launch_calls("DriverApiTraceCbid", _KERNEL_CALLS):
+            self._call("activity_enable_driver_api", number, on)
 
     def _launch_calls(self, enumeration: str, wanted: tuple[str, ...]) -> list[int]:
         members = getattr(getattr(self.module, enumeration, None), "__members__", {})

@@ -295,8 +295,10 @@ class Recorder:
     def _write_windows(self) -> None:
         closed, self._window.closed = self._window.closed, []
         if self._writer is not None:
-            for fields in closed:
-                self._writer.event("deep_window_event", {"pid": self.pid, "app": self.options.name, **fields})
+            for fields, before in closed:  # what was under way when it closed has been written by now
+                line = {"pid": self.pid, "app": self.options.name, **fields}
+                line["launches_covered"] = self._kernels_so_far() - before
+                self._writer.event("deep_window_event", line)
 
     def _kernels_so_far(self) -> int:
         return self._translator.counts["kernel"] if self._translator is not None else 0
@@ -380,7 +382,7 @@ class Recorder:
         self.stacks.stop()
         self.capture.stop()
         self.metrics.stop()
-        self._window.end("session_stop", self.clock.now_ns(), self._kernels_so_far())
+        self._window.end("session_stop", self.clock.now_ns())
         self._drain(everything=True)
         self._write_windows()
         self._write_metrics(writer)
@@ -413,7 +415,7 @@ class Recorder:
             self._retry_ns = 0
             self._turn_capture()
         elif request.do == "stop":
-            self._window.end("manual", now, self._kernels_so_far())
+            self._window.end("manual", now)
             self._turn_capture()
         if request.do in ("stop", "flush"):
             self.flush()

@@ -10,12 +10,13 @@ from gpuflight.events.recorder.options import Options
 class Window:
     """Opens and closes. Times are UNIX ns of the session's clock; counts are of kernels.
 
-    ``closed``: windows that ended, as fields of their deep_window_event lines, until they are taken out.
+    ``closed``: windows that ended, until they are taken out: fields of their deep_window_event lines, and the count of
+    kernels when they opened.
     """
 
     def __init__(self, options: Options, now_ns: int) -> None:
         self.open = False
-        self.closed: list[dict[str, Any]] = []
+        self.closed: list[tuple[dict[str, Any], int]] = []
         self._opens_ns: int | None = None if options.on_demand else now_ns + round(options.after_s * 1e9)
         self._plain = not (options.on_demand or options.after_s or options.for_s or options.launches)
         self._for_s = options.for_s
@@ -32,7 +33,7 @@ class Window:
         if self.open:
             self._opened_ns, self._opened_count = now_ns, -1
 
-    def end(self, reason: str, now_ns: int, count: int) -> None:
+    def end(self, reason: str, now_ns: int) -> None:
         """Close it, and do not open it again by itself."""
         self._opens_ns = None
         if not self.open:
@@ -47,13 +48,12 @@ class Window:
             "start_ns": self._opened_ns,
             "end_ns": now_ns,
             "duration_ns": now_ns - self._opened_ns,
-            "launches_covered": count - self._opened_count,
         }
         if self._for_s:
             fields["requested_duration_ms"] = round(self._for_s * 1000)
         if self._most:
             fields["requested_max_launches"] = self._most
-        self.closed.append(fields)
+        self.closed.append((fields, self._opened_count))
 
     def look(self, now_ns: int, count: int) -> bool:
         """Whether it is open now."""
@@ -64,9 +64,9 @@ class Window:
             if self._opened_count < 0:
                 self._opened_count = count
             if self._for_s and now_ns - self._opened_ns >= self._for_s * 1e9:
-                self.end("deadline", now_ns, count)
+                self.end("deadline", now_ns)
             elif self._most and count - self._opened_count >= self._most:
-                self.end("launch_budget", now_ns, count)
+                self.end("launch_budget", now_ns)
         return self.open
 
     def next_s(self, now_ns: int) -> float | None:
