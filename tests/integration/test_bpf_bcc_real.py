@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import struct
 import subprocess
 import sys
@@ -169,3 +171,32 @@ def test_bcc_load_links_only_what_is_a_map() -> None:
     code = struct.pack("<BBhiBBhi", 0x18, 0x11, 0, 5, 0, 0, 0, 0) + struct.pack("<BBhi", 0xB7, 0x01, 0, 5)
     linked = bcc_load.link(code, {5: 77})
     assert linked == struct.pack("<BBhiBBhi", 0x18, 0x11, 0, 77, 0, 0, 0, 0) + code[16:]
+
+
+_LOOK = """
+import ctypes, sys
+from gpuflight.sources.bpf import Uprobe
+from gpuflight.sources.bpf.bcc_backend import BccBackend
+library, offset = sys.argv[1:]
+backend = BccBackend()
+backend.available()
+probe = backend.load("engine", programs=["on_entry"])
+assert not probe.attach_uprobes("on_entry", [Uprobe(library, int(offset), 5)]).failed
+ctypes.CDLL(library).gf_call_0(*range(8))
+print([int.from_bytes(value, "little") for _, value in probe.read("calls")])
+"""
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="starts processes with other rights: needs root")
+@pytest.mark.skipif(shutil.which("setpriv") is None, reason="needs setpriv of util-linux")
+@pytest.mark.parametrize(
+    ("held", "seen"),
+    [("+bpf,+perfmon", "[1]"), ("+bpf", "no right to load BPF programs"), ("", "no right to load BPF")],
+)
+def test_two_capabilities_are_enough_for_bcc_too(rig: Rig, held: str, seen: str) -> None:
+    sets = ",".join(["-all", *([held] if held else [])])
+    command = ["setpriv", f"--inh-caps={sets}", f"--bounding-set={sets}", sys.executable, "-c", _LOOK]
+    done = subprocess.run(
+        [*command, rig.library, str(rig.offsets[0])], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert seen in done.stdout + done.stderr
