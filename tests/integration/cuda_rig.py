@@ -36,9 +36,9 @@ def compiled() -> Fakes:
 
 
 @contextmanager
-def loaded(**options: object) -> Iterator[CudaProbe]:
+def loaded(probes: Probes | None = None, **options: object) -> Iterator[CudaProbe]:
     """A probe of its own."""
-    probe = CudaProbe(Probes(), **options)  # type: ignore[arg-type]
+    probe = CudaProbe(probes or Probes(), **options)  # type: ignore[arg-type]
     try:
         yield probe
     finally:

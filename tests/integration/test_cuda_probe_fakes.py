@@ -16,10 +16,15 @@ from tests.fakes.cuda.oracle import expect, read_log
 from tests.integration.cuda_rig import compiled, loaded, read_of_ended, why_no_probe
 
 from gpuflight.errors import SourceUnavailable
+from gpuflight.sources.bpf.bcc_backend import BccBackend
+from gpuflight.sources.bpf.probes import Probes
+from gpuflight.sources.clock import SystemClock
+from gpuflight.sources.cuda_probe import layouts
 from gpuflight.sources.cuda_probe.kernel_symbols import names_at
 from gpuflight.sources.cuda_probe.probe import CudaProbe
 from gpuflight.sources.cuda_probe.rows import CudaRows, LaunchRow, NcclRow, per_thread_stream
 from gpuflight.sources.cuda_probe.symbols import layers_of
+from gpuflight.sources.recording import Tape
 
 pytestmark = pytest.mark.skipif(bool(why_no_probe()), reason=why_no_probe())
 
@@ -49,6 +54,14 @@ def fakes(tmp_path: Path) -> Fakes:
 
 def _launches(rows: CudaRows, pid: int) -> list[LaunchRow]:
     return [row for row in rows.launches if row.pid == pid]
+
+
+def _own_libc(folder: Path) -> Path:
+    """A copy of the C library that no other program maps."""
+    mapped = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
+    libc = next(path for path in mapped if path.startswith("/") and Path(path).name.startswith(("libc.so", "libc-")))
+    shutil.copy(libc, folder / "libc.so.6")
+    return folder / "libc.so.6"
 
 
 def _place(maps: str, address: int) -> int:
@@ -208,10 +221,7 @@ def test_fork_exec_and_exit(probe: CudaProbe, fakes: Fakes) -> None:
 
 
 def test_the_variables_that_choose_devices(probe: CudaProbe, fakes: Fakes, tmp_path: Path) -> None:
-    mapped = [line.split()[-1] for line in Path("/proc/self/maps").read_text().splitlines()]
-    libc = next(path for path in mapped if path.startswith("/") and Path(path).name.startswith(("libc.so", "libc-")))
-    own = tmp_path / "libc.so.6"
-    shutil.copy(libc, own)
+    own = _own_libc(tmp_path)
     attachment = probe.attach(str(own), "libc")
     try:
         process = fakes.start(
@@ -456,6 +466,80 @@ def test_every_bound_counts_what_it_lost(fakes: Fakes) -> None:
     assert [row.current_bytes for row in rows.memory] == [10]  # what is not in the table is in no sum
     assert rows.losses.keys() == {"launches", "allocations", "streams", "events", "calls", "copies", "errors"}
     assert rows.losses["launches"] == 4 and rows.losses["allocations"] == 1
+
+
+def test_a_ring_buffer_that_overflows_says_so(fakes: Fakes, tmp_path: Path) -> None:
+    own = _own_libc(tmp_path)
+    with loaded(map_entries={"life": 4096}) as small:
+        small.attach(str(own), "libc")
+        fakes.run(
+            [f"0 setenv CUDA_VISIBLE_DEVICES {number}" for number in range(40)], environment={"LD_PRELOAD": str(own)}
+        )
+        rows = small.read()
+    assert 0 < len(rows.environment) < 40
+    assert len(rows.environment) + len(rows.life) + rows.losses["life"] == 41  # and the exit
+
+
+def test_layouts_have_the_sizes_of_the_maps(probe: CudaProbe) -> None:
+    sizes = {
+        "processes": (layouts.PID.size, layouts.PROCESS.size),
+        "threads": (layouts.THREAD_ID.size, layouts.THREAD_BYTES),
+        "launches": (layouts.LAUNCH_KEY.size, layouts.LAUNCH.size),
+        "devices": (layouts.DEVICE_KEY.size, layouts.DEVICE_BYTES),
+        "streams": (layouts.STREAM_KEY.size, layouts.STREAM.size),
+        "allocations": (layouts.HANDLE_KEY.size, layouts.ALLOCATION.size),
+        "memory": (layouts.MEMORY_KEY.size, layouts.MEMORY.size),
+        "copies": (layouts.COPY_KEY.size, layouts.COPY.size),
+        "durations": (layouts.API_KEY.size, layouts.DURATION.size),
+        "errors": (layouts.ERROR_KEY.size, layouts.ERROR.size),
+        "collectives": (layouts.COLLECTIVE_KEY.size, layouts.COLLECTIVE.size),
+        "communicators": (layouts.HANDLE_KEY.size, layouts.COMMUNICATOR.size),
+        "names": (layouts.HANDLE_KEY.size, layouts.NAME_LENGTH.size + layouts.NAME_BYTES),
+    }
+    inside = probe._object
+    for name, (key, value) in sizes.items():
+        with pytest.raises(ValueError, match="bytes"):
+            inside.update(name, bytes(key), bytes(value + 1))
+        assert inside.lookup(name, bytes(key)) is None
+    assert layouts.LAUNCH_READ.size == layouts.LAUNCH.size
+
+
+def test_bcc_gives_the_same_rows(fakes: Fakes) -> None:
+    """The same source, compiled here: all but what needs structures of the kernel."""
+    backend = BccBackend()
+    try:
+        backend.available()
+    except SourceUnavailable as error:
+        pytest.skip(str(error))
+    with loaded(probes=Probes(backends=[backend])) as probe:
+        assert set(probe.without) == {"cuda_fork", "cuda_exec", "cuda_exit"}
+        probe.attach(str(fakes.runtime), "runtime")
+        process = fakes.start([*SCRIPT.splitlines(), "0 pause"])
+        assert process.stdout is not None
+        process.stdout.readline()
+        rows = probe.read(allocations=True)
+        process.communicate("\n", timeout=30)
+    check(rows, process.pid, expect(read_log(fakes.log, time.monotonic_ns()), process.pid, rows.time_ns))
+    assert {row.name for row in rows.names} == {"_Z8kernel_0Pf"}
+
+
+def test_a_recording_says_the_same_again(fakes: Fakes, tmp_path: Path) -> None:
+    file = str(tmp_path / "machine.gpuflight")
+    readings: list[tuple[CudaRows, list[str], list[tuple[str, str]]]] = []
+    for make in (lambda: Tape.record(file, SystemClock()), lambda: Tape.replay(file)):
+        tape = make()
+        probes = Probes(tape)
+        tape.begin_round(1)
+        probes.begin_round(1)
+        probe = CudaProbe(probes, tape=tape)
+        attachment = probe.attach(str(fakes.runtime), "runtime")
+        if not readings:
+            fakes.run(SCRIPT)
+        readings.append((probe.read(), list(attachment.attached), attachment.failed))
+        probe.close()
+        tape.close()
+    assert readings[0] == readings[1]
+    assert readings[0][0].launches
 
 
 def test_codes_of_launches_on_demand(fakes: Fakes) -> None:

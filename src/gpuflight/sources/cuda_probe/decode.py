@@ -44,17 +44,13 @@ class Kept(Generic[R]):
 
     def rows(self, pairs: Pairs) -> list[R]:
         """One row for each pair, in their order; what is not among them is forgotten."""
-        before, decode = self._rows, self._decode
+        get, decode = self._rows.get, self._decode
         after: dict[bytes, tuple[bytes, R]] = {}
-        rows: list[R] = []
         for key, value in pairs:
-            known = before.get(key)
-            if known is None or known[0] != value:
-                known = value, decode(key, value)
-            after[key] = known
-            rows.append(known[1])
+            known = get(key)
+            after[key] = known if known is not None and known[0] == value else (value, decode(key, value))
         self._rows = after
-        return rows
+        return [row for _, row in after.values()]
 
 
 def api_name(number: int) -> str:
@@ -95,9 +91,9 @@ def processes(pairs: Pairs, launches: dict[int, int]) -> list[ProcessRow]:
     return rows
 
 
-def flags(pairs: Pairs) -> list[int]:
-    """The flags of processes, in the order of their rows."""
-    return [layouts.PROCESS.unpack(value)[12] for _, value in pairs]
+def flags(pairs: Pairs) -> dict[int, int]:
+    """The flags of processes (``layouts.MANY_DEVICES`` …)."""
+    return {layouts.PID.unpack(key)[0]: layouts.PROCESS.unpack(value)[12] for key, value in pairs}
 
 
 def inherited_names(pairs: Pairs) -> dict[int, int]:
@@ -105,33 +101,55 @@ def inherited_names(pairs: Pairs) -> dict[int, int]:
     return {layouts.PID.unpack(key)[0]: of for key, value in pairs if (of := layouts.PROCESS.unpack(value)[11])}
 
 
-def launch(key: bytes, value: bytes, tick_ns: int = 4_000_000) -> LaunchRow:
-    """One row; ``device_assumed`` as far as the key tells. ``tick_ns``: length of a jiffy."""
-    pid, device, kind, assumed, function, stream = layouts.LAUNCH_KEY.unpack(key)
-    count, threads, blocks, captured, threads_max, first, looked, looked_at, last_at, _, *small = layouts.LAUNCH.unpack(
-        value
-    )
-    block, shared, gx, gy, gz, bx, by, bz, _, _ = small
-    last = looked + max(0, last_at - looked_at) * tick_ns
-    return LaunchRow(
-        pid,
-        device,
-        assumed != 0,
-        stream,
-        function,
-        _at(LAUNCH_KINDS, kind),
-        count,
-        threads,
-        blocks,
-        threads_max,
-        block,
-        shared,
-        (gx, gy, gz),
-        (bx, by, bz),
-        first,
-        last,
-        captured,
-    )
+def launch_decoder(tick_ns: int) -> Callable[[bytes, bytes], LaunchRow]:
+    """What makes a row of an entry, ``device_assumed`` as far as the key tells. ``tick_ns``: length of a jiffy.
+
+    There may be thousands of launches a round: this is the loop of the reader, written for speed.
+    """
+    key_of, value_of, kinds = layouts.LAUNCH_KEY.unpack, layouts.LAUNCH_READ.unpack, LAUNCH_KINDS
+
+    def launch(key: bytes, value: bytes) -> LaunchRow:
+        pid, device, kind, assumed, function, stream = key_of(key)
+        (
+            count,
+            threads,
+            blocks,
+            captured,
+            threads_max,
+            first,
+            looked,
+            looked_at,
+            last_at,
+            block,
+            shared,
+            gx,
+            gy,
+            gz,
+            bx,
+            by,
+            bz,
+        ) = value_of(value)
+        return LaunchRow(
+            pid,
+            device,
+            assumed != 0,
+            stream,
+            function,
+            kinds[kind] if kind < 3 else f"unknown({kind})",
+            count,
+            threads,
+            blocks,
+            threads_max,
+            block,
+            shared,
+            (gx, gy, gz),
+            (bx, by, bz),
+            first,
+            looked if last_at <= looked_at else looked + (last_at - looked_at) * tick_ns,
+            captured,
+        )
+
+    return launch
 
 
 def devices(

@@ -7,6 +7,7 @@ from struct import Struct
 PROCESS = Struct("<10Q6I")
 LAUNCH_KEY = Struct("<IHBBQQ")
 LAUNCH = Struct("<10Q10I")
+LAUNCH_READ = Struct("<9Q8x8I8x")  # the same, but for what the reader does not look at
 DEVICE_KEY = Struct("<II")
 DEVICE = Struct("<4Q")  # the open streams that follow are for the programs
 DEVICE_BYTES = DEVICE.size + 64 * 8

@@ -38,7 +38,7 @@ class Reader:
         self._probe = probe
         self._tape = tape
         tick_ns = layouts.COUNT.unpack(self._tape.ask(SOURCE, "tick", lambda: layouts.COUNT.pack(_tick_ns())))[0]
-        self._launches = decode.Kept(lambda key, value: decode.launch(key, value, tick_ns))
+        self._launches = decode.Kept(decode.launch_decoder(tick_ns))
         self._kept = {field: decode.Kept(make) for field, (_, make) in _KEPT.items()}
         self._failed_stacks = 0
         self._gone_launches: dict[int, int] = {}  # of destroyed streams, by process
@@ -91,16 +91,15 @@ class Reader:
         last: dict[tuple[int, int], int] = {}
         assumed: set[tuple[int, int]] = set()
         for row in rows.launches:
-            counts[row.pid] += row.launches
-            at = row.pid, row.device
-            if row.last_ns > last.get(at, 0):
-                last[at] = row.last_ns
+            pid, last_ns = row.pid, row.last_ns
+            counts[pid] += row.launches
+            at = pid, row.device
+            if last_ns > last.get(at, 0):
+                last[at] = last_ns
             if row.device_assumed:
                 assumed.add(at)
         rows.processes = decode.processes(maps["processes"], counts)
-        self._flags.update(
-            (row.pid, flags) for row, flags in zip(rows.processes, decode.flags(maps["processes"]), strict=True)
-        )
+        self._flags.update(decode.flags(maps["processes"]))
         undecided = {row.pid for row in rows.processes if not row.set_device_calls}
 
         def now_of(pid: int) -> int:
@@ -148,14 +147,16 @@ class Reader:
     def _take_streams(self, rows: CudaRows, maps: dict[str, Pairs]) -> None:
         """Destroyed streams whose work is done, and the launches on them."""
         over: set[tuple[int, int]] = set()
-        for (key, _), stream in zip(maps["streams"], rows.streams, strict=True):
-            if stream.destroyed and not stream.open_since_ns:
-                self._probe.delete("streams", key)
-                over.add((stream.pid, stream.stream))
-        if over:
-            for (key, _), launch in zip(maps["launches"], rows.launches, strict=True):
-                if (launch.pid, launch.stream) in over and self._probe.delete("launches", key):
-                    self._gone_launches[launch.pid] = self._gone_launches.get(launch.pid, 0) + launch.launches
+        ended = {(row.pid, row.stream) for row in rows.streams if row.destroyed and not row.open_since_ns}
+        for key, _ in maps["streams"] if ended else ():
+            pid, _, stream = layouts.STREAM_KEY.unpack(key)
+            if (pid, stream) in ended and self._probe.delete("streams", key):
+                over.add((pid, stream))
+        for key, value in maps["launches"] if over else ():
+            pid, _, _, _, _, stream = layouts.LAUNCH_KEY.unpack(key)
+            if (pid, stream) in over and self._probe.delete("launches", key):
+                (count,) = layouts.COUNT.unpack_from(value)
+                self._gone_launches[pid] = self._gone_launches.get(pid, 0) + count
 
     def _take_processes(self, maps: dict[str, Pairs], ended: set[int], gone: set[int]) -> None:
         """Everything of ended processes. One that executed another program keeps the process entry it got since."""
