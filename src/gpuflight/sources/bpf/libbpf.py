@@ -172,7 +172,8 @@ class LibbpfObject(LoadedObject):
     def _set(self, constants: Mapping[str, int], content: bytes) -> None:
         if not constants:
             return
-        places = constants_of(content)
+        known = constants_of(content)
+        places = {name: known[name] for name in constants}
         # libbpf calls the map after the object and the section; an object from memory has no name of its own.
         handle = next(at for name, at in self._handles_of_maps().items() if name.endswith(".rodata"))
         size = ctypes.c_size_t()
