@@ -182,6 +182,7 @@ def test_parsers_of_namespaces_that_are_gone_are_forgotten(
 def test_translations_are_read_only_from_a_table_of_bearable_size(procfs: FakeProcFs) -> None:
     netlink = Netlink(procfs, connect=FakeKernel().connect)
     assert netlink.translations() == {}
+    netlink.begin_round(2)
     procfs.files["self", "nf_conntrack"] = (
         b"ipv4 2 tcp 6 9 ESTABLISHED src=172.17.0.2 dst=10.0.0.5 sport=42 dport=8080 "
         b"src=172.17.0.3 dst=172.17.0.2 sport=80 dport=42 [ASSURED]\n"
@@ -189,6 +190,8 @@ def test_translations_are_read_only_from_a_table_of_bearable_size(procfs: FakePr
     procfs.texts["sys/net/netfilter/nf_conntrack_count"] = "1"
     assert netlink.translations()[Flow("tcp", "172.17.0.2:42", "10.0.0.5:8080")].local == "172.17.0.3:80"
     procfs.texts["sys/net/netfilter/nf_conntrack_count"] = "250000"
+    assert netlink.translations(), "read once per round"
+    netlink.begin_round(3)
     assert netlink.translations() == {}
 
 

@@ -71,6 +71,7 @@ class Netlink:
         self._generation = 0
         self._inet: InetTable | None = None
         self._unix: UnixTable | None = None
+        self._translations: dict[Flow, Flow] | None = None
         self._channels: dict[int, Channel | OSError] = {}
         self._inet_parsers: dict[tuple[int, str, str], InetParser] = {}
         self._table_parsers: dict[tuple[int, str, str], InetTableParser] = {}
@@ -81,6 +82,7 @@ class Netlink:
         self._generation += 1
         self._inet = None
         self._unix = None
+        self._translations = None
 
     def close(self) -> None:
         """Give back the sockets of a dump that was cut off. May be called twice."""
@@ -121,14 +123,16 @@ class Netlink:
     def translations(self) -> dict[Flow, Flow]:
         """Connections of gpuflight's own network namespace that NAT changes: one end's view → the other's, both ways.
 
-        Empty without connection tracking, without the right to read it, or with more than ``MAX_ENTRIES`` entries.
+        Read at most once per round. Empty without connection tracking, without the right to read it, or with more than
+        ``MAX_ENTRIES`` entries.
         """
-        try:
-            if int(self._procfs.text("sys/net/netfilter/nf_conntrack_count") or 0) > MAX_ENTRIES:
-                return {}
-            return parse_translations(self._procfs.net("self", "nf_conntrack"))
-        except (OSError, ValueError):
-            return {}
+        if self._translations is None:
+            try:
+                short = int(self._procfs.text("sys/net/netfilter/nf_conntrack_count") or 0) <= MAX_ENTRIES
+                self._translations = parse_translations(self._procfs.net("self", "nf_conntrack")) if short else {}
+            except (OSError, ValueError):
+                self._translations = {}
+        return self._translations
 
     # --- internet sockets ------------------------------------------------------------------------------------------
 
