@@ -170,6 +170,14 @@ class Drawing:
 
     def _draw_connection(self, connection: _Connection) -> None:
         client, server = connection.client, connection.server
+        first = client if client is not None else server
+        assert first is not None  # noqa: S101 - a connection has an end
+        rests = self._elapsed_s is not None and not connection.ended and first.rests
+        rests = rests and (server is None or server.rests)
+        known = first.resting_edge
+        if rests and known is not None and _says(known, connection):  # most of a server's connections
+            self._connect(known)
+            return
         attributes: dict[str, Any] = {}
         metrics: dict[str, Metric] = {}
         unknown: dict[str, str] | None = None
@@ -194,15 +202,31 @@ class Drawing:
             metrics, unknown = per_s(_rates(client, server), self._elapsed_s)
         _add_waits(metrics, client, server)
         edge = edges.ConnectTo(connection.source, connection.target, attributes, metrics, unknown)
-        self._add(edge, connection.source)
-        if connection.target != connection.source:
-            self._edges_of.setdefault(connection.target, []).append(edge)
+        first.resting_edge = edge if rests else None
+        self._connect(edge)
+
+    def _connect(self, edge: Edge) -> None:
+        self._add(edge, edge.source)
+        if edge.target != edge.source:
+            self._edges_of.setdefault(edge.target, []).append(edge)
 
     def _add(self, edge: Edge, endpoint: str) -> None:
         if edge.key in self._edges and isinstance(edge, edges.ConnectTo) and "ended" in edge.attributes:
             return  # the same addresses, used again: the newer one stands
         self._edges[edge.key] = edge
         self._edges_of.setdefault(endpoint, []).append(edge)
+
+
+def _says(edge: Edge, connection: _Connection) -> bool:
+    """Whether an edge of an earlier round is still that of the connection."""
+    return (
+        edge.source == connection.source
+        and edge.target == connection.target
+        and ("state" in edge.attributes) is not connection.shown
+        and ("direction" in edge.attributes) is not (connection.shown or connection.sure)
+        and ("half" in edge.attributes)
+        is (not connection.shown and (connection.client is None or connection.server is None))
+    )
 
 
 def _is_whole(used: Used, process: str) -> bool:

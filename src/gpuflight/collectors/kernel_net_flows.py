@@ -8,6 +8,7 @@ from msgspec import Struct
 
 from gpuflight.collectors.kernel_net_rows import TCP, Calls, SocketRow, calls, socket_row
 from gpuflight.collectors.kernel_programs import Starts
+from gpuflight.graph import Edge
 from gpuflight.sources.netlink import InetSocket
 
 _IDLE_ROUNDS = 240
@@ -54,8 +55,11 @@ class User(Struct, gc=False):
 
 
 class Used(Struct, gc=False):
-    """One socket with those that used it. ``ended``: it is closed, and this is the last time that it is told.
-    ``missed``: the snapshot did not have it, this round."""
+    """One socket with those that used it.
+
+    ``ended``: it is closed, and this is the last time that it is told; ``told``: it was. ``missed``: the snapshot did
+    not have it, this round. ``resting_edge``: of its connection, while that moves nothing.
+    """
 
     cookie: bytes
     raw: bytes
@@ -65,6 +69,12 @@ class Used(Struct, gc=False):
     missed: bool = False
     told: bool = False
     socket: InetSocket | None = None
+    resting_edge: Edge | None = None
+
+    @property
+    def rests(self) -> bool:
+        """Whether nobody used it since the last round."""
+        return all(user.idle_rounds for user in self.users)
 
     def inet(self, own_netns: int) -> InetSocket:
         """The internet socket as netlink would tell it; kept while its row stays the same."""
