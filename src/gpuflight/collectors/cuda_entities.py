@@ -7,6 +7,7 @@ their handle here, which recorders do not know: they number them.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 from msgspec import Struct, field
@@ -216,6 +217,11 @@ def _add_kernels(
     known.pictures[shown.pid] = now
 
 
+@lru_cache(maxsize=4096)
+def _shape(dimensions: tuple[int, int, int]) -> str:
+    return "x".join(map(str, dimensions))
+
+
 def _kernel(
     shown: Shown, kernel: KernelLaunches, ids: list[str], lanes: list[int], counters: Counters
 ) -> tuple[Entity, list[Edge]]:
@@ -229,16 +235,22 @@ def _kernel(
         edge_metrics = {"launches_per_s": per_s}
     attributes: dict[str, Any] = {}
     if kernel.name != GRAPH:
-        attributes = {"grid": "x".join(map(str, kernel.grid)), "block": "x".join(map(str, kernel.block))}
+        attributes = {"grid": _shape(kernel.grid), "block": _shape(kernel.block)}
         metrics["threads_mean_count"] = round(kernel.threads / max(kernel.counted, 1), 1)
         metrics["threads_max_count"] = kernel.threads_max
         metrics["block_threads_max_count"] = kernel.block_threads_max
         metrics["shared_max_bytes"] = kernel.shared_bytes_max
     if kernel.captured:
         metrics["captured_count"] = kernel.captured
+    # The id is written out: a machine has thousands of these each round.
     entity = nodes.Kernel(
-        process=shown.id, name=kernel.name, attributes=attributes, metrics=metrics, unknown=unknown
-    )  # fmt: skip
+        id=f"Kernel({shown.id},{kernel.name})",
+        process=shown.id,
+        name=kernel.name,
+        attributes=attributes,
+        metrics=metrics,
+        unknown=unknown,
+    )
     made: list[Edge] = [edges.Launch(shown.id, entity.id, {}, edge_metrics or {})]
     for stream, stream_id in zip(lanes, ids, strict=True):
         lane = kernel.lanes[stream]

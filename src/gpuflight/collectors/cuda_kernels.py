@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Struct, field
 
@@ -50,6 +50,10 @@ class FunctionNames:
         if name is None:
             name = names.get(self._aliases.get(launch.pid, {}).get(launch.function, -1))
         return name
+
+    def known(self, pid: int) -> dict[int, str]:
+        """Names of host functions of a process."""
+        return self._names.get(pid, {})
 
     def look_for(self, pid: int, launches: Iterable[LaunchRow], symbols: Symbols) -> None:
         """Find names of functions that were not told, each once."""
@@ -102,6 +106,10 @@ class KernelLaunches(Struct):
     lanes: dict[int, Lane] = field(default_factory=dict)
 
 
+Place = tuple[int, int, int, bool, str]
+"""What identifies a row of launches of a process: function, stream, device, whether that was assumed, kind."""
+
+
 class Picture(Struct):
     """A kernel as it was shown, and what that followed from."""
 
@@ -117,26 +125,36 @@ class Kernels:
         self.pictures: dict[int, dict[str, Picture]] = {}
         """Kernels of each process as they were shown in the last round, by name."""
         self.names = FunctionNames()
-        self._last: dict[int, dict[Hashable, tuple[str, int]]] = {}  # place → name, launches
+        self._last: dict[int, dict[Place, tuple[str, int]]] = {}  # name and launches in the last reading
         self._gone: dict[int, dict[str, int]] = {}  # launches on streams that were destroyed
 
     def of(self, pid: int, rows: Iterable[LaunchRow], counters: Counters) -> list[KernelLaunches]:
         """The kernels of a process, those launched most first."""
         found: dict[str, KernelLaunches] = {}
-        last, now = self._last.get(pid, {}), dict[Hashable, tuple[str, int]]()
+        last, now = self._last.get(pid, {}), dict[Place, tuple[str, int]]()
+        known, first_reading = self.names.known(pid), counters.seconds is None
         for row in rows:
-            name = self.names.of(row)
+            at = (row.function, row.stream, row.device, row.device_assumed, row.kind)
+            name = known.get(row.function) if row.kind == "runtime" else None
+            if name is None:
+                name = self.names.of(row)
             key = name or f"kernel at 0x{row.function:x} (its name was not seen)"
-            kernel = found.get(key)
-            if kernel is None:
-                kernel = found[key] = KernelLaunches(key, name is not None)
-            at: Hashable = ("launches", pid, row.device, row.device_assumed, row.stream, row.function, row.kind)
             launches = row.launches - row.captured
             before = last.get(at)
-            if before is not None and launches < before[1]:  # another stream with the handle of one that is gone
-                self._leave(pid, *before)
+            new: int | None = launches
+            if before is not None:
+                if launches >= before[1]:
+                    new = launches - before[1]
+                else:  # another stream with the handle of one that is gone
+                    self._leave(pid, *before)
+            if first_reading:
+                new = None
             now[at] = key, launches
-            _add(kernel, row, counters.increase(at, launches))
+            kernel = found.get(key)
+            if kernel is None:
+                found[key] = _first(key, name is not None, row, launches, new)
+            else:
+                _add(kernel, row, launches, new)
         self._last[pid] = now
         for at in last.keys() - now.keys():
             self._leave(pid, *last[at])
@@ -164,8 +182,26 @@ class Kernels:
         self.pictures = {pid: pictures for pid, pictures in self.pictures.items() if pid in alive}
 
 
-def _add(kernel: KernelLaunches, row: LaunchRow, new: int | None) -> None:
-    launches = row.launches - row.captured
+def _first(name: str, named: bool, row: LaunchRow, launches: int, new: int | None) -> KernelLaunches:
+    return KernelLaunches(
+        name,
+        named,
+        launches,
+        row.captured,
+        new,
+        row.threads,
+        row.launches,
+        row.threads_max,
+        row.block_threads_max,
+        row.shared_bytes_max,
+        row.grid,
+        row.block,
+        row.last_ns,
+        {row.stream: Lane(launches, new)},
+    )
+
+
+def _add(kernel: KernelLaunches, row: LaunchRow, launches: int, new: int | None) -> None:
     kernel.launches += launches
     kernel.captured += row.captured
     kernel.threads += row.threads
@@ -178,6 +214,7 @@ def _add(kernel: KernelLaunches, row: LaunchRow, new: int | None) -> None:
         kernel.grid, kernel.block, kernel.last_ns = row.grid, row.block, row.last_ns
     lane = kernel.lanes.get(row.stream)
     if lane is None:
-        lane = kernel.lanes[row.stream] = Lane()
+        kernel.lanes[row.stream] = Lane(launches, new)
+        return
     lane.launches += launches
     lane.new = None if new is None or lane.new is None else lane.new + new

@@ -142,7 +142,7 @@ class CudaProbes(Collector):
         self._unused_rounds += 1
         if self._watch.probe is not None and self._unused_rounds >= UNUSED_ROUNDS:
             self._watch.close()
-            self._counters = Counters()
+            self._counters, self._kernels = Counters(), Kernels()
         return self._watch.probe is not None
 
     def _require_pids(self, world: World) -> None:
