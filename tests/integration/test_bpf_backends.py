@@ -248,11 +248,10 @@ SCRIPT = (
     "0 free 5", "0 setdevice 99", "0 setdevice 1", "0 launch f0 1 1 1 1 1 1 0 0", "0 usleep 150", "0 sync",
     "0 setdevice 0", "0 launch f1 100 100 1 1024 1 1 0 s2", "0 ssync s2", "0 sdestroy 1", "0 sync",
 )  # fmt: skip
-"""Every stream is waited for: where only bcc works, the end of a process is not seen in the kernel (CO-RE only).
-Not under bcc-without-cookies, where a program for each of 250 places takes the kernel 10 s."""
+"""Every stream is waited for: where only bcc works, the end of a process is not seen in the kernel (CO-RE only)."""
 
 
-@pytest.mark.parametrize("name", ["libbpf", "libbpf-classic", "bcc", "bcc-classic"])
+@pytest.mark.parametrize("name", BACKENDS)
 def test_the_cuda_probe_counts_what_the_fake_runtime_logs(name: str, tmp_path: Path) -> None:
     if why_no_probe():
         pytest.skip(why_no_probe())

@@ -5,12 +5,14 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.bpf import bcc_load, features, syscalls
 from gpuflight.sources.bpf.base import Uprobe
 from gpuflight.sources.bpf.uprobes import UprobeLink, uprobe_pmu
 
+_LOADERS = 16
 _PERF_TRACEPOINT = 2
 _IOC_ENABLE, _IOC_SET_BPF = 0x2400, 0x40042408  # linux/perf_event.h
 _KPROBE_PMU = "/sys/bus/event_source/devices/kprobe"
@@ -18,15 +20,21 @@ _TRACEFS_HINT = "mount -t tracefs nodev /sys/kernel/tracing"
 
 
 def attach_without_cookies(load: Callable[[int], int], uprobes: Sequence[Uprobe], pid: int = 0) -> UprobeLink:
-    """One perf event each, with the program that holds the place's cookie itself (``load(cookie)``)."""
+    """One perf event each, with the program that holds the place's cookie itself (``load(cookie)``, thread-safe).
+
+    The verifier looks at each of these programs, on as many processors as there are.
+    """
     link = UprobeLink(one_by_one=True)
+    with ThreadPoolExecutor(min(_LOADERS, os.cpu_count() or 1), "gpuflight-load") as pool:
+        loading = {cookie: pool.submit(load, cookie) for cookie in {uprobe.cookie for uprobe in uprobes}}
     for uprobe in uprobes:
         try:
+            program = loading[uprobe.cookie].result()
             pmu_type, return_bit = uprobe_pmu()
             event = syscalls.open_uprobe_event(
                 pmu_type, return_bit if uprobe.ret else None, uprobe.path, uprobe.offset, pid
             )
-            link.add(_run(event, load(uprobe.cookie)), [uprobe])
+            link.add(_run(event, program), [uprobe])
         except (OSError, SourceUnavailable) as error:
             reason = error.strerror if isinstance(error, OSError) else str(error)
             link.failed.append((uprobe, reason or str(error)))
