@@ -85,6 +85,8 @@ def test_commands_of_a_page(page: Path, tmp_path: Path) -> None:
         shutil.copy(ROOT / "tests/data/imports/torch.pt.trace.json", tmp_path / "trace.pt.trace.json")
     if page.name == "user-probes.md":
         probes(tmp_path / "probes")
+    if page.name == "recorder.md":
+        (tmp_path / "train.py").write_text("print('trained')")
     for line in commands(page):
         if line.startswith("make "):
             continue  # tests/unit/test_docs.py

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
 import stat
 import sys
@@ -34,7 +35,7 @@ from gpuflight.events.recorder.control import SOCKET_NAME, ControlServer, Reques
 from gpuflight.events.recorder.correlate import Recent
 from gpuflight.events.recorder.metrics import Metrics
 from gpuflight.events.recorder.occupancy import Limits, occupancy
-from gpuflight.events.recorder.options import Options
+from gpuflight.events.recorder.options import KINDS, Options
 from gpuflight.events.recorder.recorder import Recorder
 from gpuflight.events.recorder.window import Window
 
@@ -507,3 +508,16 @@ def test_a_report_tells_what_was_recorded_and_what_not(
     assert main(["report", str(tmp_path)]) == 0
     text = capsys.readouterr().out
     assert "gemm<float>" in text and "records without sane times" in text, text
+
+
+def test_the_page_names_every_option_kind_and_reason() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "recorder.md").read_text("utf-8")
+    named = set(re.findall(r"`([a-z_0-9]+)`", page))
+    assert set(Options.__struct_fields__) | set(KINDS) <= named
+    source = "".join(
+        path.read_text("utf-8") for path in Path(gpuflight.__file__ or "").parent.glob("events/recorder/*.py")
+    )
+    codes = set(re.findall(r'Why\(\s*"([a-z_]+)"', source))
+    shown = codes - {"sampled", "dropped", "no_gpu_readings", "no_socket"}  # of other features than the records
+    rare = {"not_linux", "old_binding", "unknown_kind", "cupti_error", "recorder_error", "not_supported_here"}
+    assert shown - rare - {"enabled_but_no_records", "not_asked_for"} <= named
