@@ -405,6 +405,8 @@ def test_a_process_over_the_budget_is_watched_in_some_rounds_and_says_so(monkeyp
         hooked.append(rig.probe.attachments[0].hooked)
     assert hooked == [False, False, True, False, False, True, False]
     assert set(shares) == {33.33}
+    assert process.metrics["cuda_launches_count"] == 750
+    assert process.metrics["cuda_launches_estimated_count"] == 750 + 4 * 250, "and those of the rounds without a look"
     assert rig.probe.attachments[1].hooked, "NCCL launches no kernel"
 
 

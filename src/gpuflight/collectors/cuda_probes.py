@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 ALLOCATIONS_ROUNDS = 6
 """Rounds between two looks at single allocations: reading all of them costs more than all sums."""
 
+LOOK_ROUNDS = 4
+"""Rounds between two looks for CUDA in the memory of processes that NVML sees on a GPU."""
+
 UNUSED_ROUNDS = 12
 """Rounds without a process with CUDA after which everything is detached."""
 
@@ -91,6 +94,7 @@ class CudaProbes(Collector):
         self._executed: dict[int, float] = {}  # uptime when a process executed another program
         self._texts: dict[int, list[str]] = {}
         self._before: dict[int, tuple[list[Entity], list[Edge], float | None]] = {}
+        self._unseen: dict[int, float] = {}  # launches of a process, by estimate, while they were left alone
         self._rounds = 0
         self._unused_rounds = 0
 
@@ -163,6 +167,8 @@ class CudaProbes(Collector):
         assert self._places is not None and self._stacks is not None and self._libraries is not None  # noqa: S101
         self._counters.begin(reading.time_ns)
         self._places.begin(world)
+        if not self._rounds % LOOK_ROUNDS:
+            self._libraries.look_at(self._places.users() - set(scan.processes))
         found = by_process(reading)
         used = [(pid, time_ns) for pid, rows in found.items() if (time_ns := rows.used_ns()) is not None]
         self._places.visibility.hear(reading.environment, reading.life, used)
@@ -282,12 +288,17 @@ class CudaProbes(Collector):
             added.process.metrics.pop("cuda_launches_per_s", None)
             if per_s is not None:
                 added.process.metrics["cuda_launches_per_s"] = per_s
+                unseen = per_s * (self._counters.seconds or 0.0)
+                self._unseen[shown.pid] = self._unseen.get(shown.pid, 0.0) + unseen
         else:
             self._before[shown.pid] = (
                 added.kernels,
                 added.kernel_edges,
                 added.process.metrics.get("cuda_launches_per_s"),
             )
+        if shown.pid in self._unseen and "cuda_launches_count" in added.process.metrics:
+            counted = added.process.metrics["cuda_launches_count"]
+            added.process.metrics["cuda_launches_estimated_count"] = counted + round(self._unseen[shown.pid])
         self._batch.nodes += [added.process, *added.nodes, *added.kernels]
         self._batch.edges += [*added.edges, *added.kernel_edges]
         return added.uses
@@ -334,6 +345,7 @@ class CudaProbes(Collector):
         self._executed = {pid: executed for pid, executed in self._executed.items() if pid in keep}
         self._texts = {pid: texts for pid, texts in self._texts.items() if pid in keep}
         self._before = {pid: before for pid, before in self._before.items() if pid in keep}
+        self._unseen = {pid: unseen for pid, unseen in self._unseen.items() if pid in keep}
         self._kernels.drop(keep)
         self._stacks.drop(keep)
         self._places.visibility.drop(keep)
