@@ -257,10 +257,6 @@ def test_the_cuda_probe_counts_what_the_fake_runtime_logs(name: str, tmp_path: P
         pytest.skip(why_no_probe())
     if name.startswith("bcc") and why_no_bcc():
         pytest.skip(why_no_bcc())
-    if name == "bcc-without-cookies":
-        pytest.skip(
-            "a program for each of 250 places takes the kernel 10 s; the engine's own probe shows that it works"
-        )
     fakes = compiled().copy(tmp_path / "cuda")
     probe = CudaProbe(Probes(backends=[BACKENDS[name]()]))
     try:
