@@ -155,3 +155,31 @@ print("right")
     if "unshare" in done.stderr and "right" not in done.stdout:
         pytest.skip(done.stderr.strip())
     assert done.stdout.strip() == "right", done.stderr
+
+
+@pytest.mark.parametrize("kept, status", [("", "skipped"), (",+bpf,+perfmon", "ok")])
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving up rights needs them")
+def test_the_two_rights_are_enough_and_without_them_there_is_one_reason_and_a_hint(kept: str, status: str) -> None:
+    program = """
+from gpuflight.collectors.base import Collector
+from gpuflight.core.expansion import CollectorRunner, expand_world
+from gpuflight.registry import plugins
+from gpuflight.settings.model import Limits
+from gpuflight.sources.open import open_world
+world = open_world()
+made = [cls() for name, cls in plugins(Collector).items() if name.startswith("kernel_") and name != "kernel_ipc"]
+runners = [CollectorRunner(one) for one in made]
+for number in (1, 2):
+    world.begin_round(number)
+    coverage = expand_world(world, runners, Limits()).coverage
+for line in coverage:
+    print(line.status, "CAP_BPF" in line.reason and "CAP_PERFMON" in line.hint, sep=" ")
+for runner in runners:
+    runner.close()
+world.close()
+"""
+    rights = ["setpriv", f"--inh-caps=-all{kept}", f"--bounding-set=-all{kept}"]
+    done = subprocess.run([*rights, sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    if done.returncode and "setpriv" in done.stderr:
+        pytest.skip(done.stderr.strip())
+    assert done.stdout.splitlines() == [f"{status} {status == 'skipped'}"] * 4, done.stderr

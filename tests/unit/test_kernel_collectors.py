@@ -167,11 +167,21 @@ def test_threads_beyond_the_limit_are_counted_and_the_busiest_shown() -> None:
 
 def test_a_reused_thread_id_starts_anew() -> None:
     bench = Bench("kernel_sched")
-    threads(bench, rows.thread(SERVER, SERVER, 1000 + SERVER, (0, 0, 900, 0, 0, 0)))
+    start, tid = 1000 + SERVER, SERVER + 7
+    main = rows.thread(SERVER, SERVER, start, (0,) * 6)
+    threads(bench, main, rows.thread(SERVER, tid, start, (0, 0, 900, 0, 0, 0), start + 1))
     bench.round()
-    threads(bench, rows.thread(SERVER, SERVER, 50_000, (0, 0, 4, 0, 0, 0)))
+    threads(bench, main, rows.thread(SERVER, tid, start, (0, 0, 4, 0, 0, 0), start + 50))
     graph = bench.round().graph
-    assert graph.nodes[f"Process(pid={SERVER},start=50000)"].metrics["context_switches_voluntary_per_s"] == 4
+    assert graph.nodes[f"Thread(tid={tid},start={start + 50})"].metrics["context_switches_voluntary_per_s"] == 4
+    assert f"Thread(tid={tid},start={start + 1})" not in graph.nodes
+
+
+def test_a_process_that_proc_does_not_show_is_left_out() -> None:
+    """It ended between the two looks."""
+    bench = Bench("kernel_sched")
+    threads(bench, rows.thread(77, 77, 5, (0,) * 6), rows.thread(SERVER, SERVER, 1000 + SERVER, (0,) * 6))
+    assert bench.round().ids[0] == {process(SERVER)}
 
 
 def test_single_waits() -> None:

@@ -196,6 +196,24 @@ def test_a_reused_thread_id_does_not_inherit_what_the_one_before_did() -> None:
     assert edge(outcome, "Belong", "Socket(tcp,10.0.0.5:40000)", process(WORKER)).metrics["sent_bytes_per_s"] == 40
 
 
+def test_who_ended_is_not_told_again_and_its_rows_are_given_back() -> None:
+    net = Net()
+    gone = rows.traffic(13, 77, 77, 5, sent=(9, 1))
+    first = net.round([client(1, 1), gone], [ALIVE])
+    assert "Process(pid=77,start=5)" in first.graph.nodes, "what it did it did"
+    second = net.round([client(1, 1), gone], [ALIVE])
+    assert "Process(pid=77,start=5)" not in second.graph.nodes and process(WORKER) in second.graph.nodes
+    assert net.machine.tape.asked["bpf", f"net delete traffic {gone[0].hex()}"] == 1
+
+
+def test_a_thread_that_does_nothing_any_more_fades() -> None:
+    net = Net()
+    start = 1000 + WORKER
+    traffic = [client(1, 1), rows.traffic(13, WORKER + 1, WORKER, start, sent=(20, 1), thread_start=start + 1)]
+    shown = [len([key for key in net.round(traffic, [ALIVE]).graph.edges if key[2] == "Access"]) for _ in range(5)]
+    assert shown == [2, 2, 2, 0, 0]
+
+
 def test_waits_of_a_round_are_the_difference_of_two_readings() -> None:
     net = Net()
     start = 1000 + WORKER

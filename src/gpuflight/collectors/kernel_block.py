@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpuflight.collectors.base import Batch, Collector
 from gpuflight.collectors.kernel_histograms import LAYOUT, Histogram
-from gpuflight.collectors.kernel_programs import KernelPrograms, Starts, per_s, process_entity
+from gpuflight.collectors.kernel_programs import KernelPrograms, Starts, alive_processes, per_s, process_entity
 from gpuflight.errors import SourceUnavailable
 from gpuflight.graph import Edge, Entity, Metric, edges, nodes
 
@@ -82,7 +82,8 @@ class KernelBlock(Collector):
         self._entities, self._edges = {}, []
         self._open(world)
         elapsed_s = self._probe.elapsed_s(world.clock.monotonic_s())
-        self._take(self._probe.read("io", _KEY.size, _ROW.size), Starts(world.procfs.ticks_per_second))
+        rows = self._probe.read("io", _KEY.size, _ROW.size)
+        self._take(rows, Starts(world.procfs.ticks_per_second), alive_processes(world))
         self._probe.report(self)
         self._show(elapsed_s)
 
@@ -117,7 +118,7 @@ class KernelBlock(Collector):
             self._probe.open(world, _DEVICE_ONLY, map_entries=entries)
             self._programs = _DEVICE_ONLY
 
-    def _take(self, rows: list[tuple[bytes, bytes]], starts: Starts) -> None:
+    def _take(self, rows: list[tuple[bytes, bytes]], starts: Starts, alive: set[str]) -> None:
         before, self._uses = self._uses, {}
         idle = []
         for key, raw in rows:
@@ -125,7 +126,7 @@ class KernelBlock(Collector):
             if known is not None and known.raw == raw:
                 known.idle_rounds += 1
                 known.new_bytes, known.new = 0, known.us.since(known.us)
-                if known.idle_rounds >= _IDLE_ROUNDS:
+                if known.idle_rounds >= _IDLE_ROUNDS or known.process not in alive:
                     idle.append(key)
                 else:
                     self._uses[key] = known

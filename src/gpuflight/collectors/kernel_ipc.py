@@ -11,7 +11,7 @@ from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpuflight.collectors.base import Batch, Collector
-from gpuflight.collectors.kernel_programs import KernelPrograms, Starts, per_s, process_entity
+from gpuflight.collectors.kernel_programs import KernelPrograms, Starts, alive_processes, per_s, process_entity
 from gpuflight.errors import SourceUnavailable
 from gpuflight.graph import Edge, Entity, edges, nodes
 
@@ -85,7 +85,8 @@ class KernelIpc(Collector):
             )
         self._probe.open(world, ["on_return"], map_entries={"ipc": self.settings.max_uses})
         elapsed_s = self._probe.elapsed_s(world.clock.monotonic_s())
-        self._take(self._probe.read("ipc", _KEY.size, _ROW.size), Starts(world.procfs.ticks_per_second))
+        rows = self._probe.read("ipc", _KEY.size, _ROW.size)
+        self._take(rows, Starts(world.procfs.ticks_per_second), alive_processes(world))
         self._probe.report(self)
         self._show(world, elapsed_s)
 
@@ -96,7 +97,7 @@ class KernelIpc(Collector):
         self._probe.close()
         self._uses.clear()
 
-    def _take(self, rows: list[tuple[bytes, bytes]], starts: Starts) -> None:
+    def _take(self, rows: list[tuple[bytes, bytes]], starts: Starts, alive: set[str]) -> None:
         before, self._uses = self._uses, {}
         idle = []
         for key, raw in rows:
@@ -104,7 +105,7 @@ class KernelIpc(Collector):
             if known is not None and known.raw == raw:
                 known.idle_rounds += 1
                 known.read_bytes = known.reads = known.written_bytes = known.writes = 0
-                if known.idle_rounds >= _IDLE_ROUNDS:
+                if known.idle_rounds >= _IDLE_ROUNDS or known.process not in alive:
                     idle.append(key)
                 else:
                     self._uses[key] = known

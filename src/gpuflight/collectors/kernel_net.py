@@ -14,7 +14,7 @@ from gpuflight.collectors.kernel_net_edges import Drawing
 from gpuflight.collectors.kernel_net_ends import Ends
 from gpuflight.collectors.kernel_net_flows import Amount, Flows
 from gpuflight.collectors.kernel_net_rows import CALLS_BYTES, COOKIE_BYTES, KEY_BYTES, SOCKET_BYTES
-from gpuflight.collectors.kernel_programs import KernelPrograms, Starts, per_s
+from gpuflight.collectors.kernel_programs import KernelPrograms, Starts, alive_processes, per_s
 from gpuflight.graph import nodes
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class KernelNet(Collector):
         traffic = self._programs.read("traffic", KEY_BYTES, CALLS_BYTES)
         self._flows.update(self._programs.read("sockets", COOKIE_BYTES, SOCKET_BYTES), traffic)
         waits = self._read_waits(starts)
-        self._forget()
+        self._forget(alive_processes(world))
         ends = Ends(world, self._flows, self)
         self._drawing = Drawing(ends, elapsed_s, self)
         self._drawing.draw(self._flows.by_cookie.values(), self.settings.ended_limit, threads=self.settings.threads)
@@ -146,9 +146,9 @@ class KernelNet(Collector):
                 histogram.add_to(metrics, attributes, name)
             self._drawing.add_process(process, attributes, metrics, unknown)
 
-    def _forget(self) -> None:
+    def _forget(self, alive: set[str]) -> None:
         """Delete the rows that were told for the last time in the round before."""
         assert self._flows is not None  # noqa: S101 - observe set it
-        sockets, users = self._flows.finished()
+        sockets, users = self._flows.finished(alive)
         self._programs.forget("sockets", sockets)
         self._programs.forget("traffic", users)

@@ -14,6 +14,9 @@ from gpuflight.collectors.kernel_net_rows import CLIENT, SERVER, TCP
 from gpuflight.collectors.kernel_programs import per_s, process_entity, thread_entity
 from gpuflight.graph import Edge, EdgeKey, Entity, Metric, edges
 
+_THREAD_ROUNDS = 2
+"""Rounds for which a thread is shown beside a socket that it does not use any more: it may have ended."""
+
 
 class _Connection(Struct):
     """One connection with those of its ends that are sockets here."""
@@ -82,7 +85,7 @@ class Drawing:
                 if not user.process:
                     continue
                 holds.setdefault((place.own.id, user.process), Amount()).add(user.now)
-                if threads and not _is_whole(used, user.process):
+                if threads and user.idle_rounds <= _THREAD_ROUNDS and not _is_whole(used, user.process):
                     uses.setdefault((user.thread, place.own.id), _Use(user.process)).amount.add(user.now)
             if not used.users and used.row.pid and used.ended:  # opened and closed, and nothing moved
                 process = self._ends.process_id(used.row)

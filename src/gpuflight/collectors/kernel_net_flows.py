@@ -155,8 +155,9 @@ class Flows:
         known.raw, known.row, known.idle_rounds = raw, row, 0
         return known
 
-    def finished(self) -> tuple[list[bytes], list[bytes]]:
-        """Keys of ``sockets`` and of ``traffic`` that were told for the last time: to be deleted."""
+    def finished(self, alive: set[str]) -> tuple[list[bytes], list[bytes]]:
+        """Keys of ``sockets`` and of ``traffic`` that were told for the last time: to be deleted. ``alive``: processes;
+        what others did not do since the last round they never will."""
         sockets = [
             cookie
             for cookie, used in self.by_cookie.items()
@@ -167,10 +168,16 @@ class Flows:
         users = [
             key
             for key, user in self._users.items()
-            if key[:8] in gone or key[:8] not in self.by_cookie or user.idle_rounds >= _IDLE_ROUNDS
+            if key[:8] in gone
+            or key[:8] not in self.by_cookie
+            or user.idle_rounds >= _IDLE_ROUNDS
+            or (user.idle_rounds and user.process not in alive)
         ]
         for cookie in sockets:
             del self.by_cookie[cookie]
         for key in users:
-            del self._users[key]
+            user = self._users.pop(key)
+            used = self.by_cookie.get(key[:8])
+            if used is not None:
+                used.users.remove(user)
         return sockets, users

@@ -169,6 +169,11 @@ def pid_namespace(world: World) -> int:
     return 0 if inode == _FIRST_PID_NAMESPACE else inode
 
 
+def alive_processes(world: World) -> set[str]:
+    """Ids of the processes that /proc shows this round. Raises SourceUnavailable."""
+    return {stat.id for stat in world.procfs.processes().values()}
+
+
 class Starts:
     """Turns what the kernel keeps (ns since boot) into what identifies a process: clock ticks, as /proc tells them."""
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpuflight.collectors.base import Batch, Collector
 from gpuflight.collectors.kernel_histograms import LAYOUT, SLOTS, Histogram
-from gpuflight.collectors.kernel_programs import KernelPrograms, Starts, per_s
+from gpuflight.collectors.kernel_programs import KernelPrograms, Starts, alive_processes, per_s
 from gpuflight.collectors.rates import FIRST_READING
 from gpuflight.errors import SourceUnavailable
 from gpuflight.graph import Edge, Entity, Metric, edges, nodes
@@ -90,7 +90,8 @@ class KernelSched(Collector):
             raise SourceUnavailable("the rows of threads have another layout", "record again")
         self._tasks.report(self)
         self._take(raw, starts)
-        self._show(elapsed_s, self._observe_waits(world, starts))
+        waits = self._observe_waits(world, starts)
+        self._show(elapsed_s, waits, alive_processes(world))
 
     def seed(self) -> Batch:
         batch = Batch()
@@ -147,10 +148,11 @@ class KernelSched(Collector):
             grown = values if before else None
             self._threads[tid] = _Thread(row, process, thread, pid, tid, start, values, grown)
 
-    def _show(self, elapsed_s: float | None, waits: dict[str, tuple[Histogram, Histogram]]) -> None:
+    def _show(self, elapsed_s: float | None, waits: dict[str, tuple[Histogram, Histogram]], alive: set[str]) -> None:
         processes: dict[str, list[_Thread]] = {}
         for thread in self._threads.values():
-            processes.setdefault(thread.process, []).append(thread)
+            if thread.process in alive:  # else it ended between the two looks, or /proc hides it
+                processes.setdefault(thread.process, []).append(thread)
         chosen = self._choose(processes) if self.settings.threads else set()
         for process, threads in processes.items():
             sums = [sum(column) for column in zip(*(thread.grown or _NOTHING for thread in threads), strict=True)]
