@@ -216,9 +216,10 @@ def _launch(pid: int, function: int, stream: int = 1, looked_at: int = 0, last_a
 
 
 def test_the_time_of_a_launch_goes_by_ticks() -> None:
-    make = decode.launch_decoder(1_000_000)
-    assert make(*_launch(1, 2, looked_at=50, last_at=53)).last_ns == 200 + 3_000_000
-    assert make(*_launch(1, 2, looked_at=50, last_at=50)).last_ns == 200
+    entries = [_launch(1, 2, looked_at=50, last_at=53), _launch(1, 3, looked_at=50, last_at=50)]
+    read = decode.launches(b"".join(key for key, _ in entries), b"".join(value for _, value in entries), 1_000_000)
+    assert [row.last_ns for row in read.rows] == [200 + 3_000_000, 200]
+    assert (read.counts, read.last_ns, read.assumed) == ({1: 6}, {(1, 0): 3_000_200}, set())
 
 
 def test_an_unknown_function_or_kind_is_named_by_its_number() -> None:

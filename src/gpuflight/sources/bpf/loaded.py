@@ -48,6 +48,9 @@ class LoadedObject(ProbeObject):
     def read(self, map_name: str) -> list[tuple[bytes, bytes]]:
         return self._maps[map_name].items()
 
+    def read_packed(self, map_name: str) -> tuple[bytes, bytes]:
+        return self._maps[map_name].packed()
+
     def lookup(self, map_name: str, key: bytes) -> bytes | None:
         return self._maps[map_name].lookup(key)
 

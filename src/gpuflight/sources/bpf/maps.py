@@ -43,7 +43,7 @@ class Map:
         """Every key and value. Raises OSError."""
         if self._batches:
             try:
-                return self._in_batches()
+                return [pair for keys, values in self._in_batches() for pair in self._split(keys, values)]
             except OSError as error:
                 if error.errno not in _NO_BATCH:
                     raise
@@ -55,7 +55,21 @@ class Map:
                 found.append((key, value))
         return found
 
+    def packed(self) -> tuple[bytes, bytes]:
+        """All keys and all values, one after the other, without an object for each. Raises OSError."""
+        if self._batches:
+            try:
+                chunks = self._in_batches()
+                return b"".join(keys for keys, _ in chunks), b"".join(values for _, values in chunks)
+            except OSError as error:
+                if error.errno not in _NO_BATCH:
+                    raise
+                self._batches = False
+        pairs = self.items()
+        return b"".join(key for key, _ in pairs), b"".join(value for _, value in pairs)
+
     def _in_batches(self) -> list[tuple[bytes, bytes]]:
+        """Keys and values of each batch, one after the other."""
         if self._keys is None:
             self._room(min(self.max_entries, max(64, _CHUNK_BYTES // (self.key_size + self.value_size))))
         # A hash map answers with the place of a bucket (4 bytes), an array with an index.
@@ -83,7 +97,12 @@ class Map:
                 if error.errno != errno.ENOENT:
                     raise
                 last = True
-            found += self._split(attr.count)
+            found.append(
+                (
+                    ctypes.string_at(self._keys, attr.count * self.key_size),
+                    ctypes.string_at(self._values, attr.count * self.value_size),
+                )
+            )
             if last:
                 return found
             ctypes.memmove(here, after, len(after))
@@ -94,15 +113,11 @@ class Map:
         self._keys = ctypes.create_string_buffer(entries * self.key_size)
         self._values = ctypes.create_string_buffer(entries * self.value_size)
 
-    def _split(self, count: int) -> list[tuple[bytes, bytes]]:
-        assert self._keys is not None  # noqa: S101
-        assert self._values is not None  # noqa: S101
+    def _split(self, keys: bytes, values: bytes) -> list[tuple[bytes, bytes]]:
         key_size, value_size = self.key_size, self.value_size
-        keys = ctypes.string_at(self._keys, count * key_size)
-        values = ctypes.string_at(self._values, count * value_size)
         return [
             (keys[i * key_size : (i + 1) * key_size], values[i * value_size : (i + 1) * value_size])
-            for i in range(count)
+            for i in range(len(keys) // key_size)
         ]
 
     def keys(self) -> list[bytes]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import Generic, TypeVar
 
+from msgspec import Struct
+
 from gpuflight.sources.cuda_probe import layouts, nccl
 from gpuflight.sources.cuda_probe.functions import API_NAMES, WAITING_APIS
 from gpuflight.sources.cuda_probe.rows import (
@@ -101,55 +103,67 @@ def inherited_names(pairs: Pairs) -> dict[int, int]:
     return {layouts.PID.unpack(key)[0]: of for key, value in pairs if (of := layouts.PROCESS.unpack(value)[11])}
 
 
-def launch_decoder(tick_ns: int) -> Callable[[bytes, bytes], LaunchRow]:
-    """What makes a row of an entry, ``device_assumed`` as far as the key tells. ``tick_ns``: length of a jiffy.
+class Launches(Struct):
+    """Rows of launches, and what other rows take from them: launches by process; the last one by (process, device);
+    (process, device) of launches that took CUDA's default device."""
 
-    There may be thousands of launches a round: this is the loop of the reader, written for speed.
+    rows: list[LaunchRow]
+    counts: dict[int, int]
+    last_ns: dict[tuple[int, int], int]
+    assumed: set[tuple[int, int]]
+
+
+def launches(keys: bytes, values: bytes, tick_ns: int) -> Launches:
+    """Entries of the table of launches. ``tick_ns``: length of a jiffy.
+
+    There may be thousands a round: this is the loop of the reader, written for speed.
     """
-    key_of, value_of, kinds = layouts.LAUNCH_KEY.unpack, layouts.LAUNCH_READ.unpack, LAUNCH_KINDS
-
-    def launch(key: bytes, value: bytes) -> LaunchRow:
-        pid, device, kind, assumed, function, stream = key_of(key)
-        (
-            count,
-            threads,
-            blocks,
-            captured,
-            threads_max,
-            first,
-            looked,
-            looked_at,
-            last_at,
-            block,
-            shared,
-            gx,
-            gy,
-            gz,
-            bx,
-            by,
-            bz,
-        ) = value_of(value)
-        return LaunchRow(
-            pid,
-            device,
-            assumed != 0,
-            stream,
-            function,
-            kinds[kind] if kind < 3 else f"unknown({kind})",
-            count,
-            threads,
-            blocks,
-            threads_max,
-            block,
-            shared,
-            (gx, gy, gz),
-            (bx, by, bz),
-            first,
-            looked if last_at <= looked_at else looked + (last_at - looked_at) * tick_ns,
-            captured,
+    rows: list[LaunchRow] = []
+    counts: dict[int, int] = {}
+    last_of: dict[tuple[int, int], int] = {}
+    defaults: set[tuple[int, int]] = set()
+    kinds, add = LAUNCH_KINDS, rows.append
+    for key, value in zip(layouts.LAUNCH_KEY.iter_unpack(keys), layouts.LAUNCH_READ.iter_unpack(values), strict=True):
+        pid, device, kind, assumed, function, stream = key
+        count, threads, blocks, captured, most, first, last, looked_at, last_at, block, shared, x, y, z, u, v, w = value
+        if last_at > looked_at:
+            last += (last_at - looked_at) * tick_ns
+        add(
+            LaunchRow(
+                pid,
+                device,
+                assumed != 0,
+                stream,
+                function,
+                kinds[kind] if kind < 3 else f"unknown({kind})",
+                count,
+                threads,
+                blocks,
+                most,
+                block,
+                shared,
+                (x, y, z),
+                (u, v, w),
+                first,
+                last,
+                captured,
+            )
         )
+        counts[pid] = counts.get(pid, 0) + count
+        at = pid, device
+        if last > last_of.get(at, 0):
+            last_of[at] = last
+        if assumed:
+            defaults.add(at)
+    return Launches(rows, counts, last_of, defaults)
 
-    return launch
+
+def split(keys: bytes, values: bytes, key_size: int, value_size: int) -> list[tuple[bytes, bytes]]:
+    """Pairs of what was read packed."""
+    return [
+        (keys[at * key_size : (at + 1) * key_size], values[at * value_size : (at + 1) * value_size])
+        for at in range(len(keys) // key_size)
+    ]
 
 
 def devices(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import struct
 import time
-from collections import defaultdict
 from collections.abc import Iterable
 
 from gpuflight.sources.bpf.base import ProbeObject
@@ -38,7 +37,7 @@ class Reader:
         self._probe = probe
         self._tape = tape
         tick_ns = layouts.COUNT.unpack(self._tape.ask(SOURCE, "tick", lambda: layouts.COUNT.pack(_tick_ns())))[0]
-        self._launches = decode.Kept(decode.launch_decoder(tick_ns))
+        self._tick_ns = tick_ns
         self._kept = {field: decode.Kept(make) for field, (_, make) in _KEPT.items()}
         self._failed_stacks = 0
         self._gone_launches: dict[int, int] = {}  # of destroyed streams, by process
@@ -56,9 +55,11 @@ class Reader:
         ended.update((pid, now) for pid in self.over if pid not in ended)
         self.over.clear()
         gone = {event.pid for event in rows.life if event.event == "exit"} | (ended.keys() - {e.pid for e in rows.life})
-        maps = {name: read(name) for name in ("processes", "launches", "devices", "streams", "names")}
-        rows.launches = self._launches.rows(maps["launches"])
-        self._sum_up(rows, maps, ended)
+        maps = {name: read(name) for name in ("processes", "devices", "streams", "names")}
+        packed = self._probe.read_packed("launches")
+        launches = decode.launches(*packed, self._tick_ns)
+        rows.launches = launches.rows
+        self._sum_up(rows, launches, maps, ended)
         rows.names = decode.names(maps["names"])
         for field, (name, _) in _KEPT.items():
             maps[name] = read(name)
@@ -77,27 +78,20 @@ class Reader:
             rows.losses["life"] = lost
         self._take_stacks(rows, maps)
         self._take_names(maps["names"])
-        self._take_streams(rows, maps)
+        self._take_streams(rows, maps, packed)
         if ended:
+            maps["launches"] = _split(packed)
             self._take_processes(maps, set(ended), gone)
         return rows
 
     def _read(self, name: str) -> Pairs:
         return self._probe.read(name)
 
-    def _sum_up(self, rows: CudaRows, maps: dict[str, Pairs], ended: dict[int, int]) -> None:
-        """Rows of processes, devices and streams: what they take from launch rows, and open spans up to now."""
-        counts: dict[int, int] = defaultdict(int, self._gone_launches)
-        last: dict[tuple[int, int], int] = {}
-        assumed: set[tuple[int, int]] = set()
-        for row in rows.launches:
-            pid, last_ns = row.pid, row.last_ns
-            counts[pid] += row.launches
-            at = pid, row.device
-            if last_ns > last.get(at, 0):
-                last[at] = last_ns
-            if row.device_assumed:
-                assumed.add(at)
+    def _sum_up(self, rows: CudaRows, launches: decode.Launches, maps: dict[str, Pairs], ended: dict[int, int]) -> None:
+        """Rows of processes, devices and streams: what they take from launches, and open spans up to now."""
+        counts, assumed = launches.counts, launches.assumed
+        for pid, gone in self._gone_launches.items():
+            counts[pid] = counts.get(pid, 0) + gone
         rows.processes = decode.processes(maps["processes"], counts)
         self._flags.update(decode.flags(maps["processes"]))
         undecided = {row.pid for row in rows.processes if not row.set_device_calls}
@@ -105,8 +99,8 @@ class Reader:
         def now_of(pid: int) -> int:
             return ended.get(pid, rows.time_ns)
 
-        assumed.update(at for at in last if at[0] in undecided)
-        rows.devices = decode.devices(maps["devices"], assumed, last, now_of)
+        assumed.update(at for at in launches.last_ns if at[0] in undecided)
+        rows.devices = decode.devices(maps["devices"], assumed, launches.last_ns, now_of)
         rows.streams = decode.streams(maps["streams"], now_of)
 
     def _stacks(self, allocations: Iterable[AllocationRow]) -> dict[int, tuple[int, ...]]:
@@ -144,7 +138,7 @@ class Reader:
             if layouts.NAME_LENGTH.unpack_from(value)[0]:
                 self._probe.delete("names", key)
 
-    def _take_streams(self, rows: CudaRows, maps: dict[str, Pairs]) -> None:
+    def _take_streams(self, rows: CudaRows, maps: dict[str, Pairs], packed: tuple[bytes, bytes]) -> None:
         """Destroyed streams whose work is done, and the launches on them."""
         over: set[tuple[int, int]] = set()
         ended = {(row.pid, row.stream) for row in rows.streams if row.destroyed and not row.open_since_ns}
@@ -152,7 +146,7 @@ class Reader:
             pid, _, stream = layouts.STREAM_KEY.unpack(key)
             if (pid, stream) in ended and self._probe.delete("streams", key):
                 over.add((pid, stream))
-        for key, value in maps["launches"] if over else ():
+        for key, value in _split(packed) if over else ():
             pid, _, _, _, _, stream = layouts.LAUNCH_KEY.unpack(key)
             if (pid, stream) in over and self._probe.delete("launches", key):
                 (count,) = layouts.COUNT.unpack_from(value)
@@ -184,6 +178,10 @@ class Reader:
         for key, _ in pairs:
             if int.from_bytes(key[at : at + 4], "little") in pids:
                 self._probe.delete(name, key)
+
+
+def _split(packed: tuple[bytes, bytes]) -> Pairs:
+    return decode.split(*packed, layouts.LAUNCH_KEY.size, layouts.LAUNCH.size)
 
 
 def _tick_ns() -> int:
