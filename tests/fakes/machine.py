@@ -252,7 +252,7 @@ def _base() -> MemoryFs:
     add_process(
         files, RANK, "python3", ppid=TRAINER, argv=["python3", "worker.py", "postgres://u:HUSH-url@db/x"],
         fds={3: "/dev/nvidia1", 5: "socket:[602]", 6: "r:pipe:[7000]", 7: "/memfd:arena (deleted)", 9: "socket:[652]"},
-        shared=_RING + _ARENA, **pod,
+        shared=_RING + _ARENA + CUDA_MAPS, **pod,
     )  # fmt: skip
     for pid in (TRAINER, RANK):  # a pod has a host name of its own
         files.link(f"/proc/{pid}/ns/uts", "uts:[4026532002]")

@@ -28,10 +28,12 @@ ONE_STREAM = f"Stream({PROCESS},{STREAM})"
 
 
 class Rig:
-    """The rich machine with a probe that tells what a test says, one reading a second."""
+    """The rich machine with a probe that tells what a test says, one reading a second. Only the trainer has CUDA."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, files: MemoryFs | None = None, **settings: Any) -> None:
-        self.machine = FakeMachine(files or rich_machine())
+        files = files or rich_machine().copy()
+        files.write(f"/proc/{RANK}/maps", "")
+        self.machine = FakeMachine(files)
         self.probe = FakeProbe()
         self.collector = CudaProbes(CudaProbesSettings(**settings))
         self.refusal: SourceUnavailable | None = None

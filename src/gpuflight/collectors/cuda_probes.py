@@ -201,6 +201,8 @@ class CudaProbes(Collector):
             if known is None:
                 unseen += 1
                 continue
+            if stat is None and pid not in exits:
+                continue  # it ended meanwhile: how, the next reading tells
             rows = found.get(pid)
             if rows is None:
                 self._batch.nodes.append(self._silent(pid, known, scan))

@@ -38,9 +38,8 @@ class Process(Entity, tag="Process", gc=False, kw_only=True):
     nccl), cuda_libraries, cuda_errors, cuda_allocations (largest groups, with who allocated), cuda_wait_ns_log2
     (histogram), cuda_watched_late, cuda_estimated, cuda_exit_code, nccl_operations, nccl_communicators. metrics:
     cuda_launches_count and _per_s, cuda_launches_estimated_count, cuda_launches_lost_{count,pct}, cuda_kernels_count,
-    cuda_streams_count, cuda_waits_count, cuda_wait_{ms,pct,p50_us,p99_us,max_us} (host calls that wait for a GPU; pct of
-    one thread),
-    cuda_copies_count, cuda_copied_<direction>_bytes, cuda_copy_<direction>_bytes_per_s, cuda_memsets_count,
+    cuda_streams_count, cuda_waits_count, cuda_wait_{ms,pct,p50_us,p99_us,max_us} (calls that wait for a GPU; pct of one
+    thread), cuda_copies_count, cuda_copied_<direction>_bytes, cuda_copy_<direction>_bytes_per_s, cuda_memsets_count,
     cuda_allocations_count, cuda_frees_unmatched_count, cuda_held_bytes, cuda_alloc_peak_bytes, cuda_pinned_held_bytes,
     cuda_leaked_bytes and cuda_leaks_count (of one that ended), cuda_errors_count and _per_s, cuda_watched_pct (of the
     time, if not all), nccl_calls_count and _per_s, nccl_bytes and _per_s, nccl_host_ms, nccl_errors_count."""
