@@ -28,7 +28,7 @@ _NOT_LOST = frozenset(("acked_window", "cut_line"))
 """Shipped before; and what a writer's end has cut, of which nobody has the rest."""
 _PAUSE_S = 0.1
 """Between two tries of what is left, where nothing moves."""
-_ASKED_PER_S = 200
+_ASKED_PER_S = 100
 """Sessions that are looked at, so that waiting for many costs no more than for few."""
 _QUIET_S = 30.0
 """Without a lock, a session that was not written for so long is over."""
@@ -244,7 +244,7 @@ class LineShipper:
             self._closed[path] = True
             self._totals.closed_before(path, state == "failed")
             return
-        writer = owner(path)
+        writer = "alive" if session.writer == "alive" else owner(path)  # one that lived a moment ago is not asked again
         wait_s = self._settings.settleSeconds if writer == "gone" else self._quiet_s(session)
         if writer == "alive" or session.quiet_s < wait_s:
             self._over_since_s.pop(path, None)

@@ -31,7 +31,7 @@ log = logging.getLogger(__name__)
 _WINDOWS_IN_TURN = 16
 """Windows of one channel that are sent before others have their turn."""
 _JOIN_S = 5.0
-_ASKED_PER_S = 200
+_ASKED_PER_S = 100
 """Locks that are looked at, of sessions whose writer was alive."""
 
 
