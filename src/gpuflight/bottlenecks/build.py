@@ -13,6 +13,18 @@ from gpuflight.registry import plugins
 def all_rules(settings: RulesSettings) -> list[Rule]:
     """Every rule of the catalogue, of other packages and of the user's folders, by name. Raises ConfigError."""
     rules: dict[str, Rule] = {name: cls() for name, cls in plugins(Rule).items()}
+    lines = []
+    if settings.folders:
+        from gpuflight.bottlenecks.user_rules import load_folder  # needs a library that the others do without
+
+        for folder in settings.folders:
+            for rule in load_folder(folder):
+                if rule.name in rules:
+                    lines.append(f"{rule.origin}: there is a rule {rule.name!r} already; choose another name")
+                else:
+                    rules[rule.name] = rule
+    if lines:
+        raise ConfigError("\n".join(lines))
     return list(rules.values())
 
 

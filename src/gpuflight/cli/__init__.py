@@ -23,6 +23,7 @@ from gpuflight.errors import GpuflightError
 COMMANDS = {
     "run": "capture this machine for some seconds into a folder",
     "doctor": "what holds this machine back, where, at what cost, and what to do",
+    "rules": "the rules that judge: list, explain, check your own, try them on recordings",
     "describe": "a graph as compact text",
     "diff": "what changed between two graphs",
     "path": "the way data takes between two entities, and its narrowest hop",
