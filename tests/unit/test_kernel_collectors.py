@@ -16,7 +16,7 @@ from tests.fakes.machine_answers import SERVER, TRAINER, WORKER
 from gpuflight.collectors.base import Collector
 from gpuflight.collectors.kernel_block import KernelBlock
 from gpuflight.collectors.kernel_histograms import SLOTS, Histogram
-from gpuflight.collectors.kernel_programs import Starts
+from gpuflight.collectors.kernel_programs import UNKNOWN, Starts
 from gpuflight.collectors.rates import FIRST_READING
 from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.bpf.base import ProbeBackend, ProbeObject
@@ -184,6 +184,15 @@ def test_a_process_that_proc_does_not_show_is_left_out() -> None:
     assert bench.round().ids[0] == {process(SERVER)}
 
 
+def test_a_kernel_that_counts_no_delay_says_so() -> None:
+    bench = Bench("kernel_sched")
+    for ran in (0, 10**8):
+        threads(bench, rows.thread(SERVER, SERVER, 1000 + SERVER, (ran, UNKNOWN, 0, 0, 0, 0)))
+        node = bench.round().graph.nodes[process(SERVER)]
+    assert (node.unknown or {}).keys() == {"run_delay_pct", "off_cpu_pct"}
+    assert not {"run_delay_pct", "off_cpu_pct"} & node.metrics.keys() and "minor_faults_per_s" in node.metrics
+
+
 def test_single_waits() -> None:
     bench = Bench("kernel_sched", latency=True)
     start = 1000 + SERVER
@@ -246,6 +255,17 @@ def test_ended_processes() -> None:
     assert "cpu_ms" in (third.unknown or {}) and "cpu_ms" not in third.metrics, "not counted yet is not 0"
     assert ("Host(node1)", third.id, "Host") in graph.edges, "its parent is nowhere to be seen"
     assert SECRET not in repr(outcome)
+
+
+def test_two_records_of_one_end_are_one_process() -> None:
+    """Its last two threads went together, and both were the last."""
+    bench = Bench("kernel_process")
+    events(bench, rows.executed(9001, 20_000, [b"tool"]), rows.ended(9001, 20_000, 0, used=(1, 1, 0, 0, 0)),
+           rows.ended(9001, 20_000, 5 << 8, used=(2_000_000, 1, 0, UNKNOWN, UNKNOWN)))  # fmt: skip
+    [node] = [node for node in bench.round().nodes if node.attributes.get("ended")]
+    assert node.attributes["exit_code"] == 5 and node.attributes["cmdline"] == "tool"
+    assert node.metrics["cpu_ms"] == 2.0
+    assert {"io_read_bytes", "io_write_bytes"} == (node.unknown or {}).keys(), "what the kernel does not count is not 0"
 
 
 def test_starts_and_ends_per_second_stand_at_the_host() -> None:

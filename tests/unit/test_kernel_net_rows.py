@@ -13,7 +13,8 @@ from gpuflight.collectors.kernel_net import KernelNet, KernelNetSettings
 from gpuflight.collectors.rates import FIRST_READING
 from gpuflight.collectors.sockets import Sockets
 from gpuflight.errors import SourceUnavailable
-from gpuflight.graph import Edge, Graph
+from gpuflight.graph import Edge, Graph, edges
+from gpuflight.graph.lift import lift
 from gpuflight.sources.bpf.base import ProbeBackend, ProbeObject
 from gpuflight.sources.bpf.probes import Probes
 
@@ -186,6 +187,19 @@ def test_threads_are_told_apart_unless_that_is_off(wanted: bool) -> None:
     assert len(used) == (2 if wanted else 0)
     if wanted:
         assert (f"Thread(tid={WORKER + 1},start={start + 1})", "Socket(tcp,10.0.0.5:40000)", "Access") in used
+
+
+def test_a_thread_at_a_shared_socket_makes_no_flow_to_the_others_that_hold_it() -> None:
+    net = Net()
+    start = 1000 + WORKER
+    traffic = [
+        rows.traffic(13, WORKER + 1, WORKER, start, sent=(20, 1), thread_start=start + 1),
+        rows.traffic(13, SERVER, SERVER, 1000 + SERVER, sent=(1, 1)),
+    ]
+    graph = net.round(traffic, [ALIVE]).graph
+    assert {edge.target for edge in graph.edges_of_kind(edges.Belong)} == {process(WORKER), process(SERVER)}
+    assert [key for key in graph.edges if key[2] == "Access"]
+    assert not [flow for flow in lift(graph) if {flow.source, flow.target} == {process(WORKER), process(SERVER)}]
 
 
 def test_a_reused_thread_id_does_not_inherit_what_the_one_before_did() -> None:

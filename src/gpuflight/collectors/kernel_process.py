@@ -9,7 +9,7 @@ from msgspec import Struct
 from pydantic import BaseModel, ConfigDict, Field
 
 from gpuflight.collectors.base import Batch, Collector
-from gpuflight.collectors.kernel_programs import KernelPrograms, Starts, per_s
+from gpuflight.collectors.kernel_programs import NO_ACCOUNT, UNKNOWN, KernelPrograms, Starts, per_s
 from gpuflight.collectors.process_facts import redacted_cmdline
 from gpuflight.graph import Edge, Entity, Metric, edges, nodes
 
@@ -137,7 +137,7 @@ class KernelProcess(Collector):
     def _take(self, records: list[bytes], starts: Starts) -> tuple[int, list[_Ended]]:
         """How many programs were started, and which processes ended, in the order of events."""
         started = 0
-        ended: list[_Ended] = []
+        ended: dict[str, _Ended] = {}
         for record in records:
             try:
                 head = _Head(*_HEAD.unpack_from(record))
@@ -152,11 +152,13 @@ class KernelProcess(Collector):
                 elif head.kind == _EXIT_KIND:
                     used = _Used(*_USED.unpack_from(record, _HEAD.size))
                     parent = starts.process_id(head.parent_pid, head.parent_start_ns) if head.parent_pid else ""
-                    start, program = starts.ticks(head.start_ns), self._known.pop(process, None)
-                    ended.append(_Ended(process, start, parent, head, used, program))
+                    program = self._known.pop(process, None)
+                    if process in ended:  # its last two threads went together: the later one knows all
+                        program = program or ended[process].program
+                    ended[process] = _Ended(process, starts.ticks(head.start_ns), parent, head, used, program)
             except struct.error:
                 self.lose("records of the kernel that make no sense")
-        return started, ended
+        return started, list(ended.values())
 
     def _choose(self, ended: list[_Ended]) -> list[_Ended]:
         limit = self.settings.ended_limit
@@ -205,9 +207,12 @@ class KernelProcess(Collector):
             "lifetime_ms": one.lifetime_ms,
             "minor_faults_count": used.minor_faults,
             "major_faults_count": used.major_faults,
-            "io_read_bytes": used.read_bytes,
-            "io_write_bytes": used.written_bytes,
         }
+        for name, value in (("io_read_bytes", used.read_bytes), ("io_write_bytes", used.written_bytes)):
+            if value == UNKNOWN:
+                unknown[name] = NO_ACCOUNT
+            else:
+                metrics[name] = value
         if used.run_ns:
             metrics["cpu_ms"] = used.run_ns / 1e6
         else:

@@ -19,6 +19,11 @@ if TYPE_CHECKING:
 RETRY_ROUNDS = 12
 """Rounds after which what the kernel refused is tried again."""
 
+UNKNOWN = 2**64 - 1
+"""GF_UNKNOWN of kernel.h: what the running kernel keeps no account of."""
+
+NO_ACCOUNT = "this kernel keeps no account of it"
+
 _FIRST_PID_NAMESPACE = 4026531836  # PROC_PID_INIT_INO of include/linux/proc_ns.h
 _NS_PER_S = 1_000_000_000
 

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from gpuflight.collectors.base import Batch, Collector
 from gpuflight.collectors.kernel_histograms import LAYOUT, SLOTS, Histogram
-from gpuflight.collectors.kernel_programs import KernelPrograms, Starts, alive_processes, per_s
+from gpuflight.collectors.kernel_programs import NO_ACCOUNT, UNKNOWN, KernelPrograms, Starts, alive_processes, per_s
 from gpuflight.collectors.rates import FIRST_READING
 from gpuflight.errors import SourceUnavailable
 from gpuflight.graph import Edge, Entity, Metric, edges, nodes
@@ -78,6 +78,7 @@ class KernelSched(Collector):
         self._threads: dict[int, _Thread] = {}
         self._waits: dict[bytes, tuple[int, Histogram, Histogram]] = {}
         self._shown: dict[str, tuple[list[Entity], list[Edge]]] = {}
+        self._delays = True
 
     def observe(self, world: World) -> None:
         self._shown = {}
@@ -134,6 +135,9 @@ class KernelSched(Collector):
             fields = _ROW.unpack(row)
             start = starts.ticks(fields[1])
             values = fields[2:8]
+            if values[1] == UNKNOWN:
+                self._delays = False
+                values = (values[0], 0, *values[2:])
             if known is not None and known.start == start:
                 known.grown = tuple(max(0, now - then) for now, then in zip(values, known.values, strict=True))
                 known.raw, known.values = row, values
@@ -157,7 +161,7 @@ class KernelSched(Collector):
         for process, threads in processes.items():
             sums = [sum(column) for column in zip(*(thread.grown or _NOTHING for thread in threads), strict=True)]
             attributes: dict[str, Any] = {}
-            metrics, unknown = _rates(sums, elapsed_s, one=len(threads) == 1)
+            metrics, unknown = _rates(sums, elapsed_s, one=len(threads) == 1, delays=self._delays)
             if process in waits:
                 queue, asleep = waits[process]
                 queue.add_to(metrics, attributes, "run_queue_wait")
@@ -176,7 +180,7 @@ class KernelSched(Collector):
             drawn: list[Edge] = []
             for thread in threads:
                 if thread.tid in chosen:
-                    found.append(_thread(thread, elapsed_s))
+                    found.append(self._thread(thread, elapsed_s))
                     drawn.append(edges.Own(process, thread.id))
             self._shown[process] = found, drawn
 
@@ -189,6 +193,13 @@ class KernelSched(Collector):
             several.sort(key=lambda thread: -sum((thread.grown or _NOTHING)[:2]))
             del several[limit:]
         return {thread.tid for thread in several}
+
+    def _thread(self, thread: _Thread, elapsed_s: float | None) -> nodes.Thread:
+        grown = thread.grown or _NOTHING
+        metrics, unknown = _rates(grown, elapsed_s, one=True, delays=self._delays)
+        if elapsed_s is not None:
+            metrics["cpu_pct"] = grown[0] / elapsed_s / 1e7
+        return nodes.Thread(tid=thread.tid, start=thread.start, id=thread.id, metrics=metrics, unknown=unknown)
 
     # --- single waits --------------------------------------------------------------------------------------------
 
@@ -233,9 +244,9 @@ _NOTHING = (0, 0, 0, 0, 0, 0)
 
 
 def _rates(
-    grown: Sequence[int], elapsed_s: float | None, *, one: bool
+    grown: Sequence[int], elapsed_s: float | None, *, one: bool, delays: bool
 ) -> tuple[dict[str, Metric], dict[str, str] | None]:
-    """(metrics, unknown) of ``one`` thread, or of several together."""
+    """(metrics, unknown) of ``one`` thread, or of several together; ``delays``: the kernel counts run-queue delay."""
     metrics, unknown = per_s(
         {
             "run_delay_pct": grown[1] / 1e7,  # ns per s, in percent
@@ -251,12 +262,8 @@ def _rates(
         metrics["off_cpu_pct"] = min(100.0, max(0.0, 100.0 - (grown[0] + grown[1]) / elapsed_s / 1e7))
     elif one and unknown is not None:
         unknown["off_cpu_pct"] = FIRST_READING
+    if not delays:
+        for name in ("run_delay_pct", "off_cpu_pct"):
+            metrics.pop(name, None)
+        unknown = {**(unknown or {}), **dict.fromkeys(("run_delay_pct", "off_cpu_pct"), NO_ACCOUNT)}
     return metrics, unknown
-
-
-def _thread(thread: _Thread, elapsed_s: float | None) -> nodes.Thread:
-    grown = thread.grown or _NOTHING
-    metrics, unknown = _rates(grown, elapsed_s, one=True)
-    if elapsed_s is not None:
-        metrics["cpu_pct"] = grown[0] / elapsed_s / 1e7
-    return nodes.Thread(tid=thread.tid, start=thread.start, id=thread.id, metrics=metrics, unknown=unknown)

@@ -103,6 +103,9 @@ struct task_struct {
 	struct thread_info thread_info;
 } GF_KERNEL_TYPE;
 
+/* What this kernel keeps no account of. */
+#define GF_UNKNOWN (~0ull)
+
 #define PF_KTHREAD 0x00200000
 
 #define GF_PID_LEVELS 8

@@ -83,7 +83,7 @@ GF_TP_BTF(on_exit, sched_process_exit)
 	struct exit_row row = {};
 
 	if (signal->live.counter)
-		return 0; /* other threads of it are left */
+		return 0; /* other threads of it are left; of two that go together both may get past this */
 	row.kind = 2;
 	row.pid = gf_tgid(task);
 	if (!row.pid || leader->flags & PF_KTHREAD)
@@ -99,14 +99,19 @@ GF_TP_BTF(on_exit, sched_process_exit)
 	row.run_ns = signal->sum_sched_runtime + task->se.sum_exec_runtime;
 	row.minor_faults = signal->min_flt + task->min_flt;
 	row.major_faults = signal->maj_flt + task->maj_flt;
-	row.read_bytes = signal->ioac.read_bytes + task->ioac.read_bytes;
-	row.written_bytes = signal->ioac.write_bytes + task->ioac.write_bytes;
+	row.read_bytes = row.written_bytes = GF_UNKNOWN;
+	if (gf_field_exists(task->ioac.read_bytes)) {
+		row.read_bytes = signal->ioac.read_bytes + task->ioac.read_bytes;
+		row.written_bytes = signal->ioac.write_bytes + task->ioac.write_bytes;
+	}
 	if (leader != task) {
 		row.run_ns += leader->se.sum_exec_runtime;
 		row.minor_faults += leader->min_flt;
 		row.major_faults += leader->maj_flt;
-		row.read_bytes += leader->ioac.read_bytes;
-		row.written_bytes += leader->ioac.write_bytes;
+		if (gf_field_exists(task->ioac.read_bytes)) {
+			row.read_bytes += leader->ioac.read_bytes;
+			row.written_bytes += leader->ioac.write_bytes;
+		}
 	}
 	gf_ring_output(events, &row, sizeof(row));
 	return 0;

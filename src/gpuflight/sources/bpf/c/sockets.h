@@ -146,7 +146,7 @@ gf_inline void copy_addresses(struct socket_row *row, struct sock *sk)
 	if (row->family == AF_INET) {
 		*(__u32 *)row->local = sk->__sk_common.skc_rcv_saddr;
 		*(__u32 *)row->remote = sk->__sk_common.skc_daddr;
-	} else {
+	} else if (gf_field_exists(sk->__sk_common.skc_v6_daddr)) { /* a kernel without IPv6 has none of it */
 		bpf_probe_read_kernel(row->local, 16, __builtin_preserve_access_index(&sk->__sk_common.skc_v6_rcv_saddr));
 		bpf_probe_read_kernel(row->remote, 16, __builtin_preserve_access_index(&sk->__sk_common.skc_v6_daddr));
 	}

@@ -40,8 +40,7 @@ GF_ITER(each_thread, task, struct bpf_iter__task)
 	row.process_start_ns = task->group_leader->start_boottime;
 	row.start_ns = task->start_boottime;
 	row.run_ns = task->se.sum_exec_runtime;
-	if (gf_field_exists(task->sched_info.run_delay))
-		row.delay_ns = task->sched_info.run_delay;
+	row.delay_ns = gf_field_exists(task->sched_info.run_delay) ? task->sched_info.run_delay : GF_UNKNOWN;
 	row.switches_voluntary = task->nvcsw;
 	row.switches_involuntary = task->nivcsw;
 	row.minor_faults = task->min_flt;
