@@ -231,7 +231,7 @@ def reading(probe: CudaProbe) -> None:
     def launch(count: int) -> None:
         for pid in range(100_000, 100_100):
             for kernel in range(50):
-                key = layouts.LAUNCH_KEY.pack(pid, 0, 0, 0, 4096 + kernel, 1)
+                key = layouts.LAUNCH_KEY.pack(pid, 0, 0, 4096 + kernel, 1)
                 target.update("launches", key, layouts.LAUNCH.pack(*[count] * 10, *[1] * 10))
 
     for name, changes in (("all kernels launched", True), ("idle processes", False)):

@@ -62,7 +62,7 @@ def _maps(pid: int) -> dict[str, Rows]:
         "processes": [
             (layouts.PID.pack(pid), _filled(layouts.PROCESS, 1, 1, 0, 0, 1, 0, 1, 0, 0, 0, 0, 0, 2, 0, 0, 0))
         ],
-        "launches": [(layouts.LAUNCH_KEY.pack(pid, 0, 0, 0, STUB, STREAM), launch)],
+        "launches": [(layouts.LAUNCH_KEY.pack(pid, 0, 0, STUB, STREAM), launch)],
         "devices": [
             (
                 layouts.DEVICE_KEY.pack(pid, 0),

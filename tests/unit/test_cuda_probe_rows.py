@@ -211,7 +211,7 @@ def _process(pid: int, flags: int = layouts.RUNTIME, names_of: int = 0) -> tuple
 
 def _launch(pid: int, function: int, stream: int = 1, looked_at: int = 0, last_at: int = 0) -> tuple[bytes, bytes]:
     values = (3, 96, 3, 0, 32, 100, 200, looked_at, last_at, 1)
-    key = layouts.LAUNCH_KEY.pack(pid, 0, 0, 0, function, stream)
+    key = layouts.LAUNCH_KEY.pack(pid, 0, 0, function, stream)
     return key, layouts.LAUNCH.pack(*values, 32, 0, 1, 1, 1, 32, 1, 1, 1, 0)
 
 

@@ -124,10 +124,12 @@ def launches(keys: bytes, values: bytes, tick_ns: int) -> Launches:
     defaults: set[tuple[int, int]] = set()
     kinds, add = LAUNCH_KINDS, rows.append
     for key, value in zip(layouts.LAUNCH_KEY.iter_unpack(keys), layouts.LAUNCH_READ.iter_unpack(values), strict=True):
-        pid, device, kind, assumed, function, stream = key
-        count, threads, blocks, captured, most, first, last, looked_at, last_at, block, shared, x, y, z, u, v, w = value
-        if last_at > looked_at:
-            last += (last_at - looked_at) * tick_ns
+        pid, device, kind, function, stream = key
+        count, threads, blocks, captured, most, first, last, looked, now, block, shared, x, y, z, u, v, w, assumed = (
+            value
+        )
+        if now > looked:
+            last += (now - looked) * tick_ns
         add(
             LaunchRow(
                 pid,

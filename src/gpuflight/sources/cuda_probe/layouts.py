@@ -5,9 +5,9 @@ from __future__ import annotations
 from struct import Struct
 
 PROCESS = Struct("<10Q6I")
-LAUNCH_KEY = Struct("<IHBBQQ")
+LAUNCH_KEY = Struct("<IHBxQQ")
 LAUNCH = Struct("<10Q10I")
-LAUNCH_READ = Struct("<9Q8x8I8x")  # the same, but for what the reader does not look at
+LAUNCH_READ = Struct("<9Q8x8I4xI")  # the same, but for what the reader does not look at
 DEVICE_KEY = Struct("<II")
 DEVICE = Struct("<4Q")  # the open streams that follow are for the programs
 DEVICE_BYTES = DEVICE.size + 64 * 8

@@ -147,7 +147,7 @@ class Reader:
             if (pid, stream) in ended and self._probe.delete("streams", key):
                 over.add((pid, stream))
         for key, value in _split(packed) if over else ():
-            pid, _, _, _, _, stream = layouts.LAUNCH_KEY.unpack(key)
+            pid, _, _, _, stream = layouts.LAUNCH_KEY.unpack(key)
             if (pid, stream) in over and self._probe.delete("launches", key):
                 (count,) = layouts.COUNT.unpack_from(value)
                 self._gone_launches[pid] = self._gone_launches.get(pid, 0) + count

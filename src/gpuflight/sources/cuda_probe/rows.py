@@ -72,11 +72,11 @@ class StreamRow(Struct, frozen=True, gc=False):
 
 
 class LaunchRow(Struct, frozen=True, gc=False):
-    """Launches of one function (or graph) on one stream."""
+    """Launches of one function (or graph) on one stream: one row for (pid, device, stream, function, kind)."""
 
     pid: int
     device: int
-    device_assumed: bool
+    device_assumed: bool  # of one launch at least
     stream: int
     function: int  # address of the host stub, handle (cudaKernel_t, CUfunction), or cudaGraphExec_t
     kind: str  # "runtime" (host stub or cudaKernel_t), "driver" (CUfunction), "graph" (cudaGraphExec_t)

@@ -160,7 +160,7 @@ struct launch_key {
 	__u32 tgid;
 	__u16 device;
 	__u8 kind;
-	__u8 assumed;
+	__u8 pad;
 	__u64 function;
 	__u64 stream;
 };
@@ -181,7 +181,7 @@ struct launch {
 	__u32 grid[3];
 	__u32 block[3];
 	__u32 named;
-	__u32 pad;
+	__u32 assumed; /* a thread whose choice of a device was not seen launched it: CUDA takes device 0 */
 };
 
 struct device_key {

@@ -97,7 +97,7 @@ gf_inline int count_launch(struct pt_regs *ctx, __u64 cookie, __u64 function, __
 	struct thread *thread = NULL;
 	struct launch *launch;
 	__u64 *driver_hooked, blocks, threads_;
-	__u32 block;
+	__u32 block, assumed = 0;
 
 	if (!process) {
 		process = process_of(tgid, bpf_ktime_get_ns());
@@ -129,7 +129,7 @@ gf_inline int count_launch(struct pt_regs *ctx, __u64 cookie, __u64 function, __
 		if (thread && thread->device_seen)
 			key.device = thread->device;
 		else
-			key.assumed = 1;
+			assumed = 1;
 	}
 	launch = gf_lookup(launches, &key);
 	if (!launch) {
@@ -160,6 +160,8 @@ gf_inline int count_launch(struct pt_regs *ctx, __u64 cookie, __u64 function, __
 			launch->named = tell_name(process, tgid, function);
 	}
 	launch->last_jiffies = bpf_jiffies64(); /* a load, where bpf_ktime_get_ns is 15 ns */
+	if (assumed)
+		launch->assumed = 1;
 	gf_add(&launch->count, 1);
 	if (kind == LAUNCH_GRAPH)
 		return 0;
