@@ -25,6 +25,9 @@ from gpuflight.sources.open import open_world
 from gpuflight.sources.world import World
 
 
+PATIENCE_S = 120.0
+
+
 @functools.cache
 def why_not() -> str:
     """Why kernel probes cannot be loaded here; empty if they can."""
@@ -48,6 +51,8 @@ class Watch:
         self.world = world
         self.collectors = sorted(collectors, key=lambda one: -one.precedence)
         self.graph = Graph()
+        for one in self.collectors:
+            one.deadline_s = PATIENCE_S  # type: ignore[misc]  # a test machine may stand still for a while
         self._runners = [CollectorRunner(one) for one in self.collectors]
         self._clock = clock
         self._number = 0
@@ -58,7 +63,7 @@ class Watch:
         if self._clock is not None:
             self._clock.advance(1.0)
         self.world.begin_round(self._number)
-        found = expand_world(self.world, self._runners, Limits())
+        found = expand_world(self.world, self._runners, Limits(round_deadline_s=PATIENCE_S))
         failed = [line for line in found.coverage if line.status != "ok"]
         assert not failed, failed
         self.graph = Graph(
