@@ -106,9 +106,9 @@ def _maps(pid: int) -> dict[str, Rows]:
 
 
 def _filled(layout: Struct, *values: int) -> bytes:
-    """A value of a map with 0 in the fields at its end that are not given."""
+    """A value of a map, with 0 in the fields at its end that are not given."""
     fields = len(layout.unpack(bytes(layout.size)))
-    return layout.pack(*values, *[0] * (fields - len(values)))
+    return layout.pack(*values[:fields], *[0] * (fields - len(values)))
 
 
 class _Asked:

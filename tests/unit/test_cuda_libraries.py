@@ -51,7 +51,7 @@ class Machine:
         fields = ["S", "1", "1", "1", "0", "-1", "0", *"0000", str(ticks), *["0"] * 5, "1", "0", str(start), str(size)]
         (folder / "stat").write_text(f"{pid} (python3) {' '.join(fields)} {'0 ' * 40}\n")
         lines = [one if isinstance(one, str) else self.line(one) for one in mapped]
-        (folder / "maps").write_text("".join(lines))
+        (folder / "maps").write_text("".join(lines) or "5500-5600 r-xp 00000000 08:01 77 /usr/bin/app\n")
         if not (folder / "root").is_symlink():
             (folder / "root").symlink_to(self.root)
         if exe is not None:
@@ -222,6 +222,18 @@ def test_maps_that_may_not_be_read_are_counted(machine: Machine, monkeypatch: py
     monkeypatch.setattr(machine.procfs, "maps", refuse)
     assert machine.scan().unreadable == 1
     assert machine.scan().unreadable == 1
+
+
+def test_a_map_that_could_not_be_read_is_tried_again(machine: Machine) -> None:
+    runtime = build(machine.root / "usr/lib/libx.so", RUNTIME, "-shared")
+    machine.process(10, runtime)
+    maps = machine.root / "proc/10/maps"
+    content = maps.read_text()
+    maps.write_text("")
+    assert not machine.scan().processes
+    maps.write_text(content)
+    found = [10 in machine.scan().processes for _ in range(cuda_libraries.RETRY_ROUNDS)]
+    assert found[-1] and not found[0]
 
 
 def test_a_thousand_processes_that_run_cost_one_reading_each(machine: Machine) -> None:

@@ -307,7 +307,7 @@ def _uses(shown: Shown, counters: Counters) -> list[Use]:
 def _add_work(use: Use, shown: Shown, numbers: set[int], counters: Counters) -> None:
     window_ns = counters.window_ns
     new = [
-        counters.increase(("device", shown.pid, row.device, row.device_assumed), row.busy_ns)
+        counters.increase(("device", shown.pid, row.device), row.busy_ns)
         for row in shown.rows.devices
         if row.device in numbers
     ]

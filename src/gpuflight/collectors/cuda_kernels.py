@@ -106,8 +106,8 @@ class KernelLaunches(Struct):
     lanes: dict[int, Lane] = field(default_factory=dict)
 
 
-Place = tuple[int, int, int, bool, str]
-"""What identifies a row of launches of a process: function, stream, device, whether that was assumed, kind."""
+Place = tuple[int, int, int, str]
+"""What identifies a row of launches of a process: function, stream, device, kind."""
 
 
 class Picture(Struct):
@@ -134,7 +134,7 @@ class Kernels:
         last, now = self._last.get(pid, {}), dict[Place, tuple[str, int]]()
         known, first_reading = self.names.known(pid), counters.seconds is None
         for row in rows:
-            at = (row.function, row.stream, row.device, row.device_assumed, row.kind)
+            at = (row.function, row.stream, row.device, row.kind)
             name = known.get(row.function) if row.kind == "runtime" else None
             if name is None:
                 name = self.names.of(row)

@@ -39,7 +39,7 @@ FILES = 256
 """Most files looked into per round (about 40 ms)."""
 
 RETRY_ROUNDS = 8
-"""Rounds after which a file that could not be looked into is tried again."""
+"""Rounds after which a file or a memory map that could not be read is tried again."""
 
 MARKS: dict[str, Layer] = {
     "cudaLaunchKernel": "runtime",
@@ -203,6 +203,8 @@ class CudaLibraries:
             entry.pause = min(max(1, 2 * entry.pause), LONGEST_PAUSE)
         entry.due = self._round + entry.pause
         entry.stat, entry.virtual_bytes = stat, stat.virtual_bytes
+        if not mapped:  # a live process has code: it could not be read
+            entry.stat, entry.virtual_bytes, entry.due = None, -1, self._round + RETRY_ROUNDS
         return len(raw)
 
     def _answer(self, scan: CudaScan) -> None:
