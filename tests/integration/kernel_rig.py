@@ -24,7 +24,6 @@ from gpuflight.sources.clock import ManualClock
 from gpuflight.sources.open import open_world
 from gpuflight.sources.world import World
 
-
 PATIENCE_S = 120.0
 
 
