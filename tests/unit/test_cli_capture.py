@@ -24,7 +24,7 @@ from gpuflight.errors import InputError
 from gpuflight.graph import Graph, edges, nodes
 from gpuflight.graph.diff import diff
 from gpuflight.graph.load import load_graph, read_rounds
-from gpuflight.rounds import Coverage, Environment, Note, Round
+from gpuflight.rounds import Coverage, Environment, Note, ProgramTime, Round
 
 
 def make_round(number: int, graph: Graph | None = None, before: Graph | None = None) -> Round:
@@ -259,6 +259,15 @@ def test_default_folder_never_exists(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 # --- coverage and summary -------------------------------------------------------------------------------------------
+
+
+def test_what_programs_in_the_kernel_cost_adds_up() -> None:
+    fold = CoverageFold()
+    for runs in (10, 5):
+        spent = [ProgramTime(program="on_send", runs_count=runs, run_ms=0.25)]
+        fold.add([Coverage(collector="kernel_net", status="ok", programs=spent)])
+    [line] = fold.summary()
+    assert line.programs == [ProgramTime(program="on_send", runs_count=15, run_ms=0.5)]
 
 
 def test_coverage_folds_over_rounds() -> None:

@@ -6,14 +6,15 @@ from collections.abc import Iterable
 
 from msgspec import Struct, field
 
-from gpuflight.rounds import Coverage, Note
+from gpuflight.rounds import Coverage, Note, ProgramTime
 
 
 class CoverageSummary(Struct, kw_only=True):
     """How one collector did over all rounds.
 
     ``status`` is that of the last round, ``reason`` and ``hint`` those of the last round that was not ok. Times are
-    means per round, ``wall_ms_max`` the longest; losses add up; a note has its largest count.
+    means per round, ``wall_ms_max`` the longest; losses add up, and so does what programs in the kernel cost; a note
+    has its largest count.
     """
 
     collector: str
@@ -28,6 +29,7 @@ class CoverageSummary(Struct, kw_only=True):
     edges_count: int = 0
     losses: dict[str, int] = field(default_factory=dict)
     notes: list[Note] = field(default_factory=list)
+    programs: list[ProgramTime] = field(default_factory=list)
 
 
 class CoverageFold:
@@ -53,6 +55,8 @@ class CoverageFold:
                 known.losses[what] = known.losses.get(what, 0) + lost
             for note in line.notes:
                 self._note(known, note)
+            for program in line.programs:
+                self._program(known, program)
 
     def summary(self) -> list[CoverageSummary]:
         """One line per collector."""
@@ -67,3 +71,12 @@ class CoverageFold:
                 known.count = max(known.count, note.count)
                 return
         line.notes.append(Note(reason=note.reason, hint=note.hint, count=note.count))
+
+    @staticmethod
+    def _program(line: CoverageSummary, program: ProgramTime) -> None:
+        for known in line.programs:
+            if known.program == program.program:
+                known.runs_count += program.runs_count
+                known.run_ms += program.run_ms
+                return
+        line.programs.append(ProgramTime(program=program.program, runs_count=program.runs_count, run_ms=program.run_ms))
