@@ -7,6 +7,7 @@ import os
 import selectors
 import socket
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -28,7 +29,7 @@ log = logging.getLogger("gpuflight.recorder")
 
 ENGINE = "nvidia.trace"
 _BEAT_S = 0.25
-_LOOK_FOR_CUDA_S = 0.02
+_LOOK_FOR_CUDA_S = 0.1
 _RETRY_S = 30.0
 _CHUNKS_A_TURN = 64
 _CLOSE_S = 10.0
@@ -77,6 +78,8 @@ class Recorder:
         self._retry_ns = 0
         self._paused = False
         self._torch_follows = False
+        self._looks_for_cuda = False
+        self._next_turn_s = 0.0
 
     @property
     def state(self) -> str:
@@ -233,7 +236,7 @@ class Recorder:
                             self._on_signal(number)
                     elif control is not None:
                         control.serve()
-                if not self._ending.is_set():
+                if not self._ending.is_set() and (ready or not self._only_looks_for_cuda()):
                     with self._work:
                         self._turn()
             except Exception as error:  # noqa: BLE001 - told once; what can go on goes on
@@ -244,14 +247,22 @@ class Recorder:
                 self._ending.wait(_BEAT_S)
         selector.close()
 
+    def _only_looks_for_cuda(self) -> bool:
+        """Whether this is a look in between, which found nothing."""
+        now = time.monotonic()
+        if self._looks_for_cuda and now < self._next_turn_s and not cuda_is_loaded():
+            return True
+        self._next_turn_s = now + _BEAT_S
+        return False
+
     def _pause_s(self) -> float:
         if self.capture.intake is not None and self.capture.intake.waiting_bytes:
             return 0.0 if self.capture.intake.waiting_bytes > 1 << 20 else _BEAT_S / 2
         due = self._window.next_s(self.clock.now_ns())
         beat = _BEAT_S if due is None else min(due, _BEAT_S)
-        if not self.capture.running and self._window.open and self.capture.why is None and not self._paused:
-            beat = min(beat, _LOOK_FOR_CUDA_S)
-        return beat
+        waits = not self.capture.running and self._window.open and self.capture.why is None and not self._paused
+        self._looks_for_cuda = waits
+        return min(beat, _LOOK_FOR_CUDA_S) if waits else beat
 
     def _turn(self) -> None:
         self._turn_capture()
