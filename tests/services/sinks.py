@@ -72,6 +72,8 @@ RECEIVERS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "kafka": lambda _: {"type": "kafka", "brokers": [_broker().address]},
     "memory": lambda _: {"type": "memory"},
     "mongodb": lambda _: {"type": "mongodb", "uri": _database().uri, "database": mongodb.new_database()},
+    "otlp": lambda _: {"type": "otlp", "url": url_elsewhere().partition("/rounds")[0]},
     "s3": lambda _: s3.settings(_bucket().url, "rounds"),
+    "webhook": lambda _: {"type": "webhook", "url": url_elsewhere()},
 }
 """Type → an entry of a configuration. A new subscriber has to say here how it works."""

@@ -7,14 +7,15 @@ import hashlib
 import hmac
 import ssl
 import time
-from typing import Any
+from typing import Any, ClassVar
 
+from msgspec.structs import replace
 from pydantic import Field, SecretStr, field_validator
 
 from gpuflight.errors import DeliveryError, MissingExtra
 from gpuflight.rounds import Round
 from gpuflight.subscribers.base import Outside, PackedSettings, PackedSubscriber, Parcel, parcel
-from gpuflight.subscribers.encoding import Content, Encoding, compressed
+from gpuflight.subscribers.encoding import Content, Encoding, compress, compressed
 from gpuflight.subscribers.http_client import Answer, Client
 from gpuflight.subscribers.netguard import ANYTHING, Refused, split_url
 
@@ -74,7 +75,8 @@ class HttpPost(PackedSubscriber):
     """Posts rounds to a URL."""
 
     stability = "stable"
-    settings_class = HttpPostSettings
+    settings_class: ClassVar[type[Any] | None] = HttpPostSettings
+    content_type: ClassVar[str] = "application/json"
 
     def __init__(self, settings: Any) -> None:
         super().__init__(settings)
@@ -105,6 +107,11 @@ class HttpPost(PackedSubscriber):
 
     def send(self, packed: Parcel) -> None:
         self._post(packed)
+
+    def send_body(self, packed: Parcel, body: bytes, part: str) -> None:
+        """Post one part of a parcel that holds several, compressed as the settings say."""
+        data = compress(body, self.settings.compression)
+        self._post(replace(packed, data=data, key=f"{packed.key}-{part}"))
 
     def trial(self, completed: Round) -> None:
         """Posts the round with the header ``Gpuflight-Trial: true``."""
@@ -142,7 +149,7 @@ class HttpPost(PackedSubscriber):
         headers = {
             "Host": host if target.port == default_port else f"{host}:{target.port}",
             "User-Agent": "gpuflight",
-            "Content-Type": "application/json",
+            "Content-Type": self.content_type,
             "Content-Length": str(len(packed.data)),
             "Idempotency-Key": packed.key,
             "Gpuflight-Round": str(packed.number),
