@@ -64,7 +64,7 @@ gf_inline int is_inner_call(struct pt_regs *ctx, const struct call *outer, __u64
 	detached = gf_lookup(settings, &at);
 	if (!detached || outer->entry_ns < *detached)
 		return 0;
-	if (GF_SP(ctx) < outer->sp && now - outer->entry_ns < LONGEST_CALL_NS)
+	if (GF_SP(ctx) < outer->sp && since(outer->entry_ns, now) < LONGEST_CALL_NS)
 		return 1;
 	if (GF_SP(ctx) != outer->sp || API(outer->cookie) == API(cookie))
 		gf_loss(LOSS_RETURNS); /* the outer one is over, though we saw no return; an equal sp is a tail call */
@@ -406,7 +406,7 @@ GF_URETPROBE(cuda_return)
 		thread->call.cookie = 0;
 		return 0;
 	}
-	add_duration(tgid, API(cookie), now - thread->call.entry_ns);
+	add_duration(tgid, API(cookie), since(thread->call.entry_ns, now));
 	if (code && code != NOT_READY)
 		add_error(tgid, API(cookie), code, now);
 	device = thread->device; /* 0 until the thread chose */

@@ -24,7 +24,7 @@ GF_UPROBE(nccl_call)
 
 gf_inline void add_collective(const struct call *call, __u32 tgid, __u32 code, __u64 now)
 {
-	__u64 cookie = call->cookie, duration_ns = now - call->entry_ns;
+	__u64 cookie = call->cookie, duration_ns = since(call->entry_ns, now);
 	struct collective_key key = {};
 	struct collective *sums;
 
@@ -83,7 +83,7 @@ GF_URETPROBE(nccl_return)
 	if (!thread || thread->nccl.cookie != cookie || SP_AT_RETURN(thread->nccl.sp) != GF_SP(ctx))
 		return 0;
 	call = &thread->nccl;
-	add_duration(tgid, API(cookie), now - call->entry_ns);
+	add_duration(tgid, API(cookie), since(call->entry_ns, now));
 	if (code)
 		add_error(tgid, API(cookie), code, now);
 	switch (CLASS(cookie)) {

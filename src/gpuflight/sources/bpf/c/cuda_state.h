@@ -19,6 +19,12 @@ static __u64 (*bpf_jiffies64)(void) = (void *)118; /* Linux 5.5 */
 #define LEGACY_STREAM 1
 #define IS_THREAD_STREAM(stream) (((stream) & 7) == 2)
 
+/* bpf_ktime_get_ns may step back by some µs when the kernel trims its clock. */
+gf_inline __u64 since(__u64 then, __u64 now)
+{
+	return now > then ? now - then : 0;
+}
+
 gf_inline __u64 normal_stream(__u64 raw, __u64 cookie, __u64 id)
 {
 	if (raw == 2 || (raw == 0 && PER_THREAD(cookie)))
@@ -163,7 +169,7 @@ gf_inline void close_device_if_idle(struct device *device, __u64 now)
 	for (int i = 0; i < OPEN_STREAMS; i++)
 		any |= device->open[i];
 	if (!any && device->open_since) {
-		device->busy_ns += now - device->open_since;
+		device->busy_ns += since(device->open_since, now);
 		device->spans++;
 		device->open_since = 0;
 	}
@@ -174,7 +180,7 @@ gf_inline int close_span(struct stream *stream, __u64 before, __u64 now)
 {
 	if (!stream->open_since || stream->looked_ns > before)
 		return 0;
-	stream->busy_ns += now - stream->open_since;
+	stream->busy_ns += since(stream->open_since, now);
 	stream->spans++;
 	stream->open_since = 0;
 	return 1;
