@@ -46,6 +46,17 @@ def test_a_process_between_two_rounds() -> None:
         assert node.id not in watch.graph.nodes
 
 
+def test_nobody_is_asked_about_what_is_over() -> None:
+    """Else each ended process would count as one that vanished before it could be read."""
+    with watching("process_tree", "threads", "kernel_process") as watch:
+        children = [subprocess.Popen(["/bin/true"]) for _ in range(20)]
+        for child in children:
+            child.wait()
+        watch.round()
+        assert all(ended(watch, child.pid).attributes["ended"] for child in children)
+        assert watch.of("process_tree").losses.get("vanished processes", 0) < 20
+
+
 def test_killed_by_a_signal() -> None:
     with watching("kernel_process") as watch:
         child = subprocess.Popen(["/bin/sleep", "60"])

@@ -94,7 +94,7 @@ class KernelProcess(Collector):
 
     name = "kernel_process"
     seeds = True
-    precedence = -5
+    precedence = -4  # before those that name processes only by what they did: who ended is asked nothing more
     settings_class = KernelProcessSettings
     settings: KernelProcessSettings
 

@@ -248,7 +248,8 @@ class _Frontier:
         for entity in entities:
             if entity.id not in seen:
                 seen.add(entity.id)
-                if entity.ns == LOCAL:  # nothing here knows anything about another host's entities
+                # Nothing here knows anything about another host's entities, nor about what is over.
+                if entity.ns == LOCAL and entity.attributes.get("ended") is not True:
                     new.setdefault(type(entity), []).append(entity)
 
     def known_part(self, batch: Batch) -> Batch:
