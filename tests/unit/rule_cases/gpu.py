@@ -91,12 +91,19 @@ CASES = {
         },
     ),
     "xid": Case(
-        fires=steady(gpu(**_XID)),
+        fires=changing(lambda n: [gpu(**_XID) if n else gpu()], 4),
         about=ID,
         severity="critical",
         clear=steady(gpu()),
         unknown=steady(gpu("xid_events_count", "events are not supported")),
-        also={"is history after 5 minutes": ("clear", steady(gpu(**_XID), seconds=330))},
+        also={
+            "is history after 5 minutes": ("clear", changing(lambda n: [gpu(**_XID) if n else gpu()], 66)),
+            "from just before we looked": ("critical", steady(gpu(**_XID))),
+            "from long before we looked": (
+                "clear",
+                steady(gpu(**{**_XID, "last_xid_time": "2023-11-14T21:00:00.000Z"})),
+            ),
+        },
     ),
     "memory_errors": Case(
         fires=steady(gpu(row_remap_failed=1)),

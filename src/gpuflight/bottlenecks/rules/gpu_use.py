@@ -40,7 +40,8 @@ class IdleReservedGpu(ElementRule):
         users = look.window.users(look.element)
         names = ", ".join(name_of(look.window, user.id) for user in users[:3]) or "a process"
         return look.fired(
-            f"{names} holds {look.label} and did not use it for {_IDLE_WINDOW_S / 60:.0f} minutes",
+            f"{names} holds {look.label} and did not use it for {_IDLE_WINDOW_S / 60:.0f} minutes"
+            f" ({look.metric('sm_util_pct'):.0f} % busy)",
             [look.saw("sm_util_pct", samples_count=max(series.rounds_count, 1), window_s=_IDLE_WINDOW_S),
              look.saw("processes_count")],
             entities=[user.id for user in users[:8]],
