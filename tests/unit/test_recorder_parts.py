@@ -28,8 +28,8 @@ from tests.unit.recorder_rig import UUID, UUID_TEXT, Read, options, recording, u
 import gpuflight
 from gpuflight.errors import ConfigError, SourceUnavailable
 from gpuflight.events.format import matrix
-from gpuflight.events.recorder import control, process
-from gpuflight.events.recorder.binding import Unavailable, load
+from gpuflight.events.recorder import control, process, ranges
+from gpuflight.events.recorder.binding import Binding, Unavailable, load, profiling_in_torch
 from gpuflight.events.recorder.clock import Clock, anchor
 from gpuflight.events.recorder.control import SOCKET_NAME, ControlServer, Request, ask, find_recorders
 from gpuflight.events.recorder.correlate import Recent
@@ -276,6 +276,62 @@ def test_torch_profiler_has_cupti_while_it_runs(tmp_path: Path, monkeypatch: pyt
     read = Read(tmp_path)
     assert [read.text("kernel", row["kernel_id"]) for row in read.rows("kernel")] == ["before", "after"]
     assert read.capability("torch_profiler")["status"] == "skipped"
+
+
+def test_nvtx_ranges_of_torch_are_no_profiler(monkeypatch: pytest.MonkeyPatch) -> None:
+    kinds = {"now": "ProfilerType.NVTX"}
+    inner = types.SimpleNamespace(_autograd=types.SimpleNamespace(_profiler_type=lambda: kinds["now"]))
+    torch = types.SimpleNamespace(autograd=types.SimpleNamespace(_profiler_enabled=lambda: True), _C=inner)
+    monkeypatch.setitem(sys.modules, "torch", torch)
+    assert not profiling_in_torch()
+    kinds["now"] = "ActiveProfilerType.KINETO"
+    assert profiling_in_torch()
+    monkeypatch.setitem(sys.modules, "torch", types.SimpleNamespace())
+    assert not profiling_in_torch()
+
+
+def test_names_of_scopes_have_an_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ranges, "MOST_NAMES", 3)
+    with recording(tmp_path) as (recorder, _):
+        for number in range(6):
+            recorder.ranges.leave(recorder.ranges.enter(f"step {number}"))
+    read = Read(tmp_path)
+    names = [read.text("scope", row["name_id"]) for row in read.rows("scope") if row["event_type"] == 0]
+    assert names == ["step 0", "step 1", "step 2", *[ranges.OTHER] * 3]
+
+
+def test_a_write_that_fails_costs_those_records_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    fake = FakeCupti()
+    recorder = Recorder(options(tmp_path), lambda: Binding(fake))
+    assert recorder.start()
+    with recorder._work:
+        fake.emit(*[cupti.kernel("k", 10, 20, correlation_id=i) for i in range(7)])
+        fake.deliver()
+        with monkeypatch.context() as patch:
+            patch.setattr(recorder._writer, "rows", lambda *what, **more: os.stat("/no/space/left"))
+            recorder._drain(everything=True)
+    fake.launch("fine")
+    recorder.close()
+    assert "No such file" in recorder.problem
+    read = Read(tmp_path)
+    assert [read.text("kernel", row["kernel_id"]) for row in read.rows("kernel")] == ["fine"]
+    assert "queue=7" in read.losses["marked_loss"]
+
+
+def test_a_full_disk_ends_the_capture_and_says_so(tmp_path: Path) -> None:
+    with recording(tmp_path) as (recorder, fake):
+        fake.launch("before")
+        fake.deliver()
+        recorder.flush()
+        assert recorder._writer is not None
+        recorder._writer._stop("filesystem_reserve_reached:available_bytes=1")
+        until(lambda: recorder.state == "off")
+        assert not fake.enabled
+        assert "filesystem_reserve_reached" in ask(recorder.path, Request("status")).why
+        fake.launch("after")
+    read = Read(tmp_path)
+    assert len(read.rows("kernel")) == 1
+    assert read.losses["marked_loss"].startswith("spool: filesystem_reserve_reached")
 
 
 def test_stacks_of_launches(tmp_path: Path) -> None:

@@ -337,3 +337,21 @@ def test_a_running_program_is_asked_and_told(rig: Rig) -> None:
         process.stdin.close()
         assert process.wait(PATIENCE_S) == 0
     assert not find_recorders([str(rig.sessions)])
+
+
+def test_importing_gpuflight_imports_nothing_else() -> None:
+    program = "import sys; before = set(sys.modules); import gpuflight; print(*sorted(set(sys.modules) - before))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
+    assert set(done.stdout.split()) - {"__future__"} == {"gpuflight"}
+
+
+def test_children_that_may_use_cuda_later_carry_next_to_nothing() -> None:
+    inject = ROOT / "src" / "gpuflight" / "events" / "recorder" / "inject"
+    environment = {**os.environ, "PYTHONPATH": str(inject), "GPUFLIGHT_RECORDER": '{"always":false}'}
+    program = "import sys, threading; print(threading.active_count(), {'msgspec', 'numpy', 'cupti'} & set(sys.modules))"
+    done = subprocess.run(
+        [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True
+    )
+    assert done.stdout.strip() == "2 set()"

@@ -309,11 +309,14 @@ def _likely_holder() -> str:
 
 
 def profiling_in_torch() -> bool:
-    """Whether torch's own profiler runs now; imports nothing."""
-    autograd = getattr(sys.modules.get("torch"), "autograd", None)
-    enabled = getattr(autograd, "_profiler_enabled", None)
+    """Whether torch's own profiler runs now, other than to emit NVTX ranges, which needs no CUPTI; imports nothing."""
+    torch = sys.modules.get("torch")
+    enabled = getattr(getattr(torch, "autograd", None), "_profiler_enabled", None)
+    kind = getattr(getattr(getattr(torch, "_C", None), "_autograd", None), "_profiler_type", None)
     try:
-        return bool(enabled is not None and enabled())
+        if enabled is None or not enabled():
+            return False
+        return kind is None or str(kind()).rpartition(".")[2] not in ("NVTX", "ITT")
     except Exception:  # noqa: BLE001 - private to torch
         return False
 

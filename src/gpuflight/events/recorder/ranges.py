@@ -15,6 +15,8 @@ from gpuflight.events.recorder.capture import Capture
 from gpuflight.events.recorder.clock import Clock
 
 MOST_WAITING = 500_000
+MOST_NAMES = 50_000
+OTHER = "(scopes of other names)"
 _depth: ContextVar[int] = ContextVar("gpuflight_scope_depth", default=0)
 
 
@@ -38,6 +40,7 @@ class Ranges:
         self._capture = capture
         self._numbers = itertools.count(1)
         self._waiting: deque[tuple[int, int, str, int, int, int]] = deque()
+        self._names: set[str] = set()
 
     def enter(self, name: str) -> Open:
         depth = _depth.get()
@@ -58,6 +61,9 @@ class Ranges:
         waiting, rows = self._waiting, []
         for _ in range(len(waiting)):
             time_ns, instance, name, event, depth, began = waiting.popleft()
+            if name not in self._names:  # a name with a number in it has no end of values
+                name = name if len(self._names) < MOST_NAMES else OTHER
+                self._names.add(name)
             rows.append((time_ns, instance, writer.text("scope", name), event, depth, 0, 0, began))
         if rows:
             names = ("dt_ns", "scope_instance_id", "name_id", "event_type", "depth", "repeat", "warmup")

@@ -240,12 +240,16 @@ class Recorder:
                     with self._work:
                         self._turn()
             except Exception as error:  # noqa: BLE001 - told once; what can go on goes on
-                if not self.problem:
-                    self.problem = f"{type(error).__name__}: {error}"[:300]
-                    if not self.options.quiet:
-                        log.warning("gpuflight: recording has trouble: %s", self.problem)
+                self._trouble(error)
                 self._ending.wait(_BEAT_S)
         selector.close()
+
+    def _trouble(self, error: Exception) -> None:
+        """Say it once."""
+        if not self.problem:
+            self.problem = f"{type(error).__name__}: {error}"[:300]
+            if not self.options.quiet:
+                log.warning("gpuflight: recording has trouble: %s", self.problem)
 
     def _only_looks_for_cuda(self) -> bool:
         """Whether this is a look in between, which found nothing."""
@@ -285,6 +289,9 @@ class Recorder:
         """Switch CUPTI on or off, as the window, the program and other profilers say."""
         now = self.clock.now_ns()
         count = self._kernels_so_far()
+        if self._writer is not None and self._writer.stopped:  # the disk or the session is full: end what it costs
+            self._window.end("spool_full", now)
+            self.capture.why = Why("spool_full", f"the writer has ended the capture: {self._writer.stopped}")
         wanted = self._window.look(now, count)
         torch = profiling_in_torch()
         if self.capture.running and (torch or not wanted):
@@ -329,8 +336,12 @@ class Recorder:
         translator.stacks.update(self.stacks.take())
         taken = 0
         while (everything or taken < _CHUNKS_A_TURN) and (chunk := intake.take()) is not None:
-            translator.chunk(chunk)
             taken += 1
+            try:
+                translator.chunk(chunk)
+            except Exception as error:  # noqa: BLE001 - a full disk, or a defect: it costs these records
+                intake.dropped[chunk.group] += chunk.size
+                self._trouble(error)
 
     def _tell(self, *, final: bool = False) -> None:
         """The capabilities, devices and losses, whenever they are not what was told last."""
