@@ -547,13 +547,15 @@ def test_the_driver_is_left_alone_while_all_launches_are_the_runtimes(monkeypatc
     with_library(files, answers, TRAINER, "/usr/lib/libcuda.so.1", 70, ["cuLaunchKernel"])
     rig = Rig(monkeypatch, files)
     rig.machine.tape.answers |= answers
-    hooked = []
+    hooked, told = [], []
     for turn in range(30):
-        rig.round(
+        outcome = rig.round(
             [rows.process(TRAINER, launches=6000 * turn, launches_inner=6000 * turn), rows.launch(TRAINER, 6000 * turn)]
         )
         (driver,) = [one for one in rig.probe.attachments.values() if one.layer == "driver"]
         hooked.append(driver.hooked)
+        told.append(any("one round of 12" in note.reason for note in outcome.notes))
+    assert told[5] and told == [not one for one in hooked]
     assert hooked[0] and 1 <= sum(hooked[2:]) <= 6
     assert all(one.hooked for one in rig.probe.attachments.values() if one.layer != "driver")
 

@@ -30,6 +30,13 @@ def limits(
         "raise collectors.cuda_probes.budget_launches_per_s",
         sum(watch.share(process) < 1 for process in scan.processes.values()),
     )
+    yield (
+        "launches at the driver are looked at in one round of 12, since all of them were the runtime's own",
+        "set collectors.cuda_probes.driver to always, if programs launch past their runtime (Triton, JAX)",
+        sum(
+            hooked.layer == "driver" and hooked.paused and not watch.is_over(hooked) for hooked in watch.hooked.values()
+        ),
+    )
     yield from watch.refusals()
     yield from _never_called(scan, watch, reading, heard, on_gpu)
     probe = watch.probe

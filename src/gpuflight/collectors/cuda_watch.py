@@ -166,9 +166,13 @@ class CudaWatch:
         """Share of the time in which the launches of a process are watched."""
         return min((self.budget.share(key) for key in process.libraries), default=1.0)
 
+    def is_over(self, hooked: Hooked) -> bool:
+        """Whether a process launches more through this file than the budget."""
+        return self.budget.share(hooked.library.key) < 1
+
     def was_paused(self, process: CudaProcess) -> bool:
         """Whether its launches were left alone since the last reading."""
-        return any(hooked.paused for hooked in self.of(process) if self.budget.share(hooked.library.key) < 1)
+        return any(hooked.paused for hooked in self.of(process) if self.is_over(hooked))
 
     # --- leaving launches alone ------------------------------------------------------------------------------------
 
