@@ -75,7 +75,8 @@ class Machine:
 
     def _process(self, n: int) -> nodes.Process:
         metrics = {
-            "cpu_pct": round(self.random.random() * 100, 1), "rss_bytes": self.random.randrange(1 << 34 if n % 20 == 0 else 1 << 29),
+            "cpu_pct": round(self.random.random() * 100, 1),
+            "rss_bytes": self.random.randrange(1 << 34 if n % 20 == 0 else 1 << 29),
             "threads_count": 4, "fds_count": 30, "major_faults_per_s": 0.0, "minor_faults_per_s": 3.0,
             "context_switches_voluntary_per_s": 100.0, "context_switches_involuntary_per_s": 2.0,
         }  # fmt: skip
