@@ -17,13 +17,12 @@ from tests.integration.cuda_rig import compiled, loaded, read_of_ended, why_no_p
 
 from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.bpf.bcc_backend import BccBackend
+from gpuflight.sources.bpf.elf import read_elf
 from gpuflight.sources.bpf.probes import Probes
 from gpuflight.sources.clock import SystemClock
 from gpuflight.sources.cuda_probe import layouts
-from gpuflight.sources.cuda_probe.kernel_symbols import names_at
 from gpuflight.sources.cuda_probe.probe import CudaProbe
 from gpuflight.sources.cuda_probe.rows import CudaRows, LaunchRow, NcclRow, per_thread_stream
-from gpuflight.sources.cuda_probe.symbols import layers_of
 from gpuflight.sources.recording import Tape
 
 pytestmark = pytest.mark.skipif(bool(why_no_probe()), reason=why_no_probe())
@@ -91,9 +90,9 @@ def test_linked_loading_and_static_programs(probe: CudaProbe, fakes: Fakes, prog
 def test_a_stripped_static_program_has_nothing_to_hook(probe: CudaProbe, fakes: Fakes) -> None:
     with pytest.raises(SourceUnavailable, match="none of the functions"):
         probe.attach(str(fakes.folder / "stripped"), "runtime")
-    assert layers_of(str(fakes.folder / "stripped")) == set()
-    assert layers_of(str(fakes.folder / "static")) == {"runtime"}
-    assert layers_of(str(fakes.nccl)) == {"nccl"}
+    for path, layer in ((fakes.folder / "static", "driver"), (fakes.nccl, "runtime"), (fakes.runtime, "nccl")):
+        with pytest.raises(SourceUnavailable, match=f"the CUDA {layer} layer"):
+            probe.attach(str(path), layer)
 
 
 def test_what_is_no_library_or_not_there_is_said(probe: CudaProbe, tmp_path: Path) -> None:
@@ -151,7 +150,8 @@ def test_hooks_that_come_late_see_what_follows(probe: CudaProbe, fakes: Fakes) -
     assert device.open_since_ns and device.busy_ns == live.time_ns - device.open_since_ns
     assert not [row for row in live.names if row.pid == process.pid]
     at = _place(maps, launch.function)
-    assert names_at(str(fakes.folder / "plain"), {at}) == {at: "_Z8kernel_0Pf"}
+    symbols = read_elf(str(fakes.folder / "plain")).functions()
+    assert [symbol.name for symbol in symbols if symbol.offset == at] == ["_Z8kernel_0Pf"]
     assert [row.spans for row in rows.devices if row.pid == process.pid] == [1]
 
 

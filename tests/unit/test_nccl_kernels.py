@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from gpuflight.collectors.cuda_nccl import NcclNames
 from gpuflight.sources.cuda_probe import nccl
-from gpuflight.sources.nccl_kernels import UNCLASSIFIED, NcclKernel, classify, share_of
+from gpuflight.sources.cuda_probe.rows import NameRow
+from gpuflight.sources.nccl_kernels import UNCLASSIFIED, NcclKernel, classify
 
 
 @pytest.mark.parametrize(
@@ -62,20 +64,19 @@ def test_other_kernels_are_not_nccls(name: str) -> None:
     assert classify(name) is None
 
 
-def test_the_share_that_no_scheme_fits_is_told() -> None:
-    share = share_of(
-        [
-            ("ncclDevKernel_AllReduce_Sum_f32_RING_LL", 30),
-            ("ncclKernel_AllReduce_RING_LL_Sum_float", 10),
-            ("ncclNextKernel_AllReduce_v5", 10),
-            ("gemm", 1000),
-        ]
-    )
-    assert (share.launches, share.unclassified, share.unclassified_share) == (50, 10, 0.2)
-    assert share.unclassified_names == ("ncclNextKernel_AllReduce_v5",)
+def test_a_name_of_nccl_that_no_scheme_fits_is_unclassified() -> None:
     kernel = classify("ncclNextKernel_AllReduce_v5")
     assert kernel is not None and kernel.operation == UNCLASSIFIED
-    assert share_of([("gemm", 5)]).unclassified_share is None
+
+
+def test_a_name_that_no_scheme_fits_is_in_the_coverage() -> None:
+    names = NcclNames()
+    assert names.limit()[2] == 0
+    known = NameRow(1, 0x10, "_Z39ncclDevKernel_AllReduce_Sum_f32_RING_LLP11ncclDevCommmP8ncclWork", False)
+    names.hear([known, known, NameRow(1, 0x20, "_Z4gemmPf", False), NameRow(1, 0x30, "ncclNextKernel_v5", False)])
+    reason, hint, count = names.limit()
+    assert count == 1 and hint
+    assert reason.startswith("50% of NCCL's kernels") and "ncclNextKernel_v5" in reason
 
 
 def test_numbers_of_the_header() -> None:

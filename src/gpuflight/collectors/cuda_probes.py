@@ -13,6 +13,7 @@ from gpuflight.collectors.cuda_budget import Budget
 from gpuflight.collectors.cuda_coverage import limits
 from gpuflight.collectors.cuda_entities import Bounds, Left, Shown, add_process, add_uses, container_sums
 from gpuflight.collectors.cuda_kernels import Kernels
+from gpuflight.collectors.cuda_nccl import NcclNames
 from gpuflight.collectors.cuda_places import CudaPlaces
 from gpuflight.collectors.cuda_rows import Counters, Rows, by_process
 from gpuflight.collectors.cuda_statistics import Use, fit
@@ -95,6 +96,7 @@ class CudaProbes(Collector):
         self._texts: dict[int, list[str]] = {}
         self._before: dict[int, tuple[list[Entity], list[Edge], float | None]] = {}
         self._unseen: dict[int, float] = {}  # launches of a process, by estimate, while they were left alone
+        self._nccl = NcclNames()
         self._rounds = 0
         self._unused_rounds = 0
 
@@ -173,6 +175,7 @@ class CudaProbes(Collector):
         used = [(pid, time_ns) for pid, rows in found.items() if (time_ns := rows.used_ns()) is not None]
         self._places.visibility.hear(reading.environment, reading.life, used)
         self._kernels.names.learn(reading.names, reading.aliases)
+        self._nccl.hear(reading.names)
         if allocations or reading.allocations:
             most = self.settings.allocations_per_process
             texts = largest_groups(reading.allocations, reading.stacks, most, self._stacks.resolve)
@@ -334,6 +337,9 @@ class CudaProbes(Collector):
         ):
             if count:
                 self.note(reason, hint, count)
+        reason, hint, count = self._nccl.limit()
+        if count:
+            self.note(reason, hint, count)
 
     def _end(self, exits: dict[int, int], found: dict[int, Rows], world: World) -> None:
         """Forget what ended."""

@@ -8,7 +8,6 @@ and shown: a share above zero says that the table needs a new row.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
 
 from msgspec import Struct
 
@@ -98,31 +97,3 @@ def _bare(name: str) -> str:
         return name[found.end() : found.end() + int(found[1])]
     bare = name.strip().removeprefix("void ")
     return re.split(r"[(<]", bare, maxsplit=1)[0].strip()
-
-
-class NcclShare(Struct, frozen=True):
-    """Launches of NCCL's kernels, and of those the ones that fit no scheme. ``unclassified_names``: at most ten."""
-
-    launches: int
-    unclassified: int
-    unclassified_names: tuple[str, ...]
-
-    @property
-    def unclassified_share(self) -> float | None:
-        """0 to 1; None without any launch of NCCL."""
-        return self.unclassified / self.launches if self.launches else None
-
-
-def share_of(launches: Iterable[tuple[str, int]]) -> NcclShare:
-    """``launches``: name of a kernel and how often it was launched; names that are not NCCL's do not count."""
-    total = unclassified = 0
-    names: dict[str, None] = {}
-    for name, count in launches:
-        kernel = classify(name)
-        if kernel is None:
-            continue
-        total += count
-        if kernel.operation == UNCLASSIFIED:
-            unclassified += count
-            names[name] = None
-    return NcclShare(total, unclassified, tuple(names)[:10])

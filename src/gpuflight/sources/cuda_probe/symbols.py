@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 
 from msgspec import Struct
 
 from gpuflight.sources.bpf.elf import Elf, Symbol, read_elf
-from gpuflight.sources.cuda_probe.functions import FUNCTIONS, SYMBOLS, Layer
+from gpuflight.sources.cuda_probe.functions import SYMBOLS, Layer
 
 _ALL = {symbol for layer in SYMBOLS.values() for symbol in layer}
 _MACHINE_X86_64, _MACHINE_ARM64 = 62, 183
@@ -40,13 +39,6 @@ def find_places(path: str, layer: Layer) -> Found:
     return choose(elf, layer, _heads(path, elf))
 
 
-def layers_of(path: str) -> set[Layer]:
-    """Layers of CUDA of which a file exports a launch or a collective. Raises elf.ElfError, OSError."""
-    names = {symbol.name for symbol in read_elf(path, _ALL.__contains__).symbols}
-    marks: dict[Layer, str] = {"runtime": "cudaLaunchKernel", "driver": "cuLaunchKernel", "nccl": "ncclAllReduce"}
-    return {layer for layer, mark in marks.items() if mark in names}
-
-
 def choose(elf: Elf, layer: Layer, heads: dict[int, bytes]) -> Found:
     """``heads``: the first bytes of functions by their offset."""
     wanted = SYMBOLS[layer]
@@ -64,12 +56,6 @@ def choose(elf: Elf, layer: Layer, heads: dict[int, bytes]) -> Found:
         sorted(places[offset] for offset in tails),
         bool(functions) and all(symbol.table == "symtab" for symbol in functions),
     )
-
-
-def missing(layer: Layer, places: Iterable[Place]) -> list[str]:
-    """Functions of a layer that a file has under no name: older or newer than our table."""
-    have = {SYMBOLS[layer][place.symbol][0].name for place in places}
-    return sorted({function.name for function in FUNCTIONS[layer]} - have)
 
 
 def _heads(path: str, elf: Elf) -> dict[int, bytes]:
