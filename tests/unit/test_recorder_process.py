@@ -355,3 +355,13 @@ def test_children_that_may_use_cuda_later_carry_next_to_nothing() -> None:
         [sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=PATIENCE_S, check=True
     )
     assert done.stdout.strip() == "2 set()"
+
+
+def test_gpuflight_itself_runs_in_a_recorded_tree(rig: Rig) -> None:
+    program = """
+        import subprocess, sys
+        command = [sys.executable, "-m", "gpuflight.cli", "run", "--dump-config"]
+        print("interval_s" in subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    """
+    done = rig.run(program, "--quiet")
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")

@@ -19,7 +19,7 @@ from gpuflight.settings.problems import Path, nearest, path_text, problems, vali
 ENVIRONMENT_PREFIX = "GPUFLIGHT_"
 
 # Variables of ours that are not settings.
-_NOT_SETTINGS = ("GPUFLIGHT_DEBUG", "GPUFLIGHT_TOKEN", "GPUFLIGHT_URL")
+_NOT_SETTINGS = ("GPUFLIGHT_DEBUG", "GPUFLIGHT_RECORDER", "GPUFLIGHT_TOKEN", "GPUFLIGHT_URL")
 
 
 class _Environment(Settings, BaseSettings):  # type: ignore[misc]  # two model_config types, one meaning

@@ -16,7 +16,7 @@ from typing import Literal
 import msgspec
 
 from gpuflight.errors import SourceUnavailable
-from gpuflight.events.files.sidecars import owner
+from gpuflight.events.files.sidecars import LOCK_NAME, owner
 
 SOCKET_NAME = ".gpuflight-control.sock"
 _MOST_BYTES = 1 << 20
@@ -148,20 +148,21 @@ def find_recorders(folders: Iterable[str]) -> list[str]:
 
 
 def _find(folder: str, depth: int, found: list[str]) -> None:
+    """Two questions per session that is over, and no listing: there may be thousands."""
+    try:
+        if stat.S_ISSOCK(os.lstat(f"{folder}/{SOCKET_NAME}").st_mode) and owner(folder) != "gone":
+            found.append(folder)
+        return
+    except OSError:
+        if not depth or os.path.lexists(f"{folder}/{LOCK_NAME}"):
+            return
     try:
         with os.scandir(folder) as entries:
-            inner = []
-            for entry in entries:
-                if entry.name == SOCKET_NAME and stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode):
-                    if owner(folder) != "gone":
-                        found.append(folder)
-                elif not entry.name.startswith(".") and entry.is_dir(follow_symlinks=False):
-                    inner.append(entry.path)
+            inner = [e.path for e in entries if not e.name.startswith(".") and e.is_dir(follow_symlinks=False)]
     except OSError:
         return
-    if depth:
-        for path in inner:
-            _find(path, depth - 1, found)
+    for path in inner:
+        _find(path, depth - 1, found)
 
 
 def _bound(folder: str) -> socket.socket:
