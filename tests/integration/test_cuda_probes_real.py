@@ -315,6 +315,46 @@ def test_a_process_that_executes_another_program(rig: Rig) -> None:
     assert kernels(graph, program.pid)["kernel_1(float*)"].metrics["launches_count"] == 1
 
 
+def test_two_containers_of_one_image_count_once_each(rig: Rig, tmp_path: Path) -> None:
+    """Each sees the library on an overlay of its own; the kernel hooks the one file beneath, for both."""
+    if shutil.which("unshare") is None:
+        pytest.skip("no unshare")
+    programs = []
+    for name in ("one", "two"):
+        merged, upper, work = (tmp_path / name / part for part in ("merged", "upper", "work"))
+        for folder in (merged, upper, work):
+            folder.mkdir(parents=True)
+        options = f"lowerdir={rig.fakes.folder},upperdir={upper},workdir={work}"
+        command = (
+            f"mount -t overlay overlay -o {options} {merged} || {{ echo no overlay; exit 0; }};"
+            f' cd {merged} && exec "{merged}/$(basename $0)" "$1"'
+        )
+        prefix = ["unshare", "-m", "--propagation", "private", "sh", "-c", command]
+        started = rig.fakes.start(f"{BEGIN}0 pause\n{WORK}0 pause\n{WORK}0 pause\n0 pause", prefix=prefix)
+        rig.programs.append(started)
+        assert started.stdout is not None
+        if started.stdout.readline() != "paused\n":
+            pytest.skip("no overlay file system here")
+        programs.append(started)
+    rig.round()
+    for program in programs:
+        rig.go_on(program)
+    graph = rig.round()
+    for program in programs:
+        assert kernels(graph, program.pid)["kernel_0(float*)"].metrics["launches_count"] == 1
+        assert process(graph, program.pid).metrics["cuda_held_bytes"] == 4096
+    hooked = [one for one in rig.collector._watch.hooked.values() if one.layer == "runtime"]
+    assert len(hooked) == 1
+    first = next(program for program in programs if program.pid == hooked[0].pid)
+    (other,) = [program for program in programs if program is not first]
+    first.kill()
+    first.wait()
+    rig.round()
+    assert [one.pid for one in rig.collector._watch.hooked.values() if one.layer == "runtime"] == [other.pid]
+    rig.go_on(other)
+    assert kernels(rig.round(), other.pid)["kernel_0(float*)"].metrics["launches_count"] == 2
+
+
 # --- its end ---------------------------------------------------------------------------------------------------------
 
 

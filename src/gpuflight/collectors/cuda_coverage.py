@@ -103,7 +103,7 @@ def _never_called(
             continue
         if hooked.paused or reading.hits.get(hooked.attachment.number, 0):
             continue
-        users = [pid for pid, process in scan.processes.items() if hooked.library.key in process.libraries]
+        users = [pid for pid, process in scan.processes.items() if hooked in watch.of(process)]
         yield (
             f"{hooked.library.path} was hooked and never called, though its processes use a GPU",
             "they may wait, or call another copy of it",

@@ -37,11 +37,12 @@ _ORDER: tuple[Layer, ...] = ("libc", "runtime", "nccl", "driver")
 
 
 class Hooked(Struct):
-    """One layer of one file. ``since_s``: uptime of the machine when it was hooked. ``paused``: whether its launches
-    were left alone since the last reading."""
+    """One layer of one file. ``since_s``: uptime of the machine when it was hooked; ``pid``: by way of which process.
+    ``paused``: whether its launches were left alone since the last reading."""
 
     library: CudaLibrary
     layer: Layer
+    pid: int
     attachment: Attachment | None = None
     since_s: float = 0.0
     refused: SourceUnavailable | None = None
@@ -67,12 +68,14 @@ class CudaWatch:
 
     def __init__(self, budget: Budget, driver: str, nccl: bool) -> None:
         self.budget = budget
-        self.hooked: dict[tuple[Key, Layer], Hooked] = {}
+        self.hooked: dict[tuple[str, Layer], Hooked] = {}
+        """By identity of the file: to hook one twice, by two names, would count everything twice."""
         self.probe: CudaProbe | None = None
         self._driver = driver
         self._nccl = nccl
         self._refused: tuple[SourceUnavailable, int] | None = None  # with the round of the try
         self._world: World | None = None
+        self._identities: dict[Key, str] = {}
         self._costs: dict[str, tuple[int, int]] = {}
         self._losses: dict[str, int] = {}
 
@@ -107,31 +110,40 @@ class CudaWatch:
 
     def follow(self, scan: CudaScan, uptime_s: float, procfs: ProcFs) -> None:
         """Hook what is new, and unhook what nobody uses any more."""
-        users: dict[Key, int] = {}
-        alone: set[Key] = set()  # driver libraries that some process uses without a runtime
+        self._identities = {key: library.identity for key, library in scan.libraries.items()}
+        users: dict[str, list[int]] = {}
+        alone: set[str] = set()  # driver libraries that some process uses without a runtime
         for process in scan.processes.values():
-            for key in process.libraries:
-                users.setdefault(key, process.pid)
+            for identity in self._files(process):
+                users.setdefault(identity, []).append(process.pid)
                 if process.hidden:
-                    alone.add(key)
-        for library in scan.libraries.values():
-            for layer in sorted(library.layers, key=_ORDER.index):
-                if (layer == "nccl" and not self._nccl) or (
-                    layer == "driver" and self._driver == "never" and library.key not in alone
-                ):
-                    continue
-                self._hook(library, layer, users[library.key], uptime_s, procfs)
+                    alone.add(identity)
         for place, hooked in list(self.hooked.items()):
             hooked.rounds += 1
             hooked.unused_rounds = 0 if place[0] in users else hooked.unused_rounds + 1
-            if hooked.unused_rounds > (KEEP_ROUNDS_ELSEWHERE if hooked.elsewhere else KEEP_ROUNDS):
+            left = hooked.elsewhere and place[0] in users and hooked.pid not in users[place[0]]
+            # One that others use by way of another container: not to keep the file system of the first one mounted.
+            if left or hooked.unused_rounds > (KEEP_ROUNDS_ELSEWHERE if hooked.elsewhere else KEEP_ROUNDS):
                 self._unhook(place)
+        for library in scan.libraries.values():
+            for layer in sorted(library.layers, key=_ORDER.index):
+                if (layer == "nccl" and not self._nccl) or (
+                    layer == "driver" and self._driver == "never" and library.identity not in alone
+                ):
+                    continue
+                pid = next(pid for pid in users[library.identity] if library.key in scan.processes[pid].libraries)
+                self._hook(library, layer, pid, uptime_s, procfs)
+
+    def _files(self, process: CudaProcess) -> list[str]:
+        """Identities of the files that a process uses."""
+        return [self._identities[key] for key in process.libraries if key in self._identities]
 
     def _hook(self, library: CudaLibrary, layer: Layer, pid: int, uptime_s: float, procfs: ProcFs) -> None:
         assert self.probe is not None  # noqa: S101 - open() comes first
-        hooked = self.hooked.get((library.key, layer))
+        hooked = self.hooked.get((library.identity, layer))
         if hooked is None:
-            hooked = self.hooked[library.key, layer] = Hooked(library, layer, elsewhere=_is_elsewhere(pid, procfs))
+            hooked = Hooked(library, layer, pid, elsewhere=_is_elsewhere(pid, procfs))
+            self.hooked[library.identity, layer] = hooked
         elif hooked.attachment is not None or hooked.rounds % RETRY_ROUNDS:
             return
         try:
@@ -142,7 +154,7 @@ class CudaWatch:
         except OSError as error:
             hooked.refused = SourceUnavailable(f"{library.path} cannot be hooked: {error.strerror}")
 
-    def _unhook(self, place: tuple[Key, Layer]) -> None:
+    def _unhook(self, place: tuple[str, Layer]) -> None:
         hooked = self.hooked.pop(place)
         if hooked.attachment is not None and self.probe is not None:
             try:
@@ -154,7 +166,8 @@ class CudaWatch:
 
     def of(self, process: CudaProcess) -> list[Hooked]:
         """Everything hooked that a process uses, the driver last."""
-        found = [hooked for (key, _), hooked in self.hooked.items() if key in process.libraries and hooked.attachment]
+        files = self._files(process)
+        found = [hooked for (file, _), hooked in self.hooked.items() if file in files and hooked.attachment]
         return sorted(found, key=lambda hooked: _ORDER.index(hooked.layer))
 
     def is_late(self, process: CudaProcess, started_s: float) -> bool:
@@ -164,11 +177,11 @@ class CudaWatch:
 
     def share(self, process: CudaProcess) -> float:
         """Share of the time in which the launches of a process are watched."""
-        return min((self.budget.share(key) for key in process.libraries), default=1.0)
+        return min((self.budget.share(file) for file in self._files(process)), default=1.0)
 
     def is_over(self, hooked: Hooked) -> bool:
         """Whether a process launches more through this file than the budget."""
-        return self.budget.share(hooked.library.key) < 1
+        return self.budget.share(hooked.library.identity) < 1
 
     def was_paused(self, process: CudaProcess) -> bool:
         """Whether its launches were left alone since the last reading."""
@@ -179,14 +192,14 @@ class CudaWatch:
     def balance(self, scan: CudaScan, launched: Mapping[int, Launched], seconds: float | None) -> None:
         """After a reading: decide whose launches are left alone until the next one."""
         self.budget.next_round()
-        for key, most in self._busiest(scan, launched).items():
-            if seconds and not any(hooked.paused for hooked in self._launching(key)):
-                self.budget.saw(key, most, seconds)
+        for file, most in self._busiest(scan, launched).items():
+            if seconds and not any(hooked.paused for hooked in self._launching(file)):
+                self.budget.saw(file, most, seconds)
         left_alone = self.budget.left_alone()
         for hooked in self.hooked.values():
             if hooked.attachment is None or hooked.layer not in ("runtime", "driver"):
                 continue
-            pause = hooked.library.key in left_alone
+            pause = hooked.library.identity in left_alone
             if hooked.layer == "driver" and not pause:
                 pause = self._is_only_inner(hooked, scan, launched, seconds)
             if pause:
@@ -194,33 +207,34 @@ class CudaWatch:
             else:
                 hooked.attachment.resume_launches()
             hooked.paused = pause
-        self.budget.drop(set(scan.libraries))
+        self.budget.drop(set(self._identities.values()))
 
-    def _launching(self, key: Key) -> list[Hooked]:
-        return [hooked for layer in ("runtime", "driver") if (hooked := self.hooked.get((key, layer))) is not None]
+    def _launching(self, file: str) -> list[Hooked]:
+        return [hooked for layer in ("runtime", "driver") if (hooked := self.hooked.get((file, layer))) is not None]
 
-    def _busiest(self, scan: CudaScan, launched: Mapping[int, Launched]) -> dict[Key, int]:
+    def _busiest(self, scan: CudaScan, launched: Mapping[int, Launched]) -> dict[str, int]:
         """The most launches of one process, by the file that it made them through."""
-        found: dict[Key, int] = {}
+        found: dict[str, int] = {}
         for pid, new in launched.items():
             process = scan.processes.get(pid)
             for key in process.libraries if process is not None else ():
-                layers = scan.libraries[key].layers
+                file, layers = self._identities[key], scan.libraries[key].layers
                 if "runtime" in layers:
                     count = new.total - new.direct
                 elif "driver" in layers:
                     count = new.direct + new.inner
                 else:
                     continue
-                found[key] = max(found.get(key, 0), count)
+                found[file] = max(found.get(file, 0), count)
         return found
 
     def _is_only_inner(
         self, hooked: Hooked, scan: CudaScan, launched: Mapping[int, Launched], seconds: float | None
     ) -> bool:
         """Whether launches at the driver are all the runtime's, many, and not to be looked at this time."""
+        file = hooked.library.identity
         if self._driver != "auto" or any(
-            process.hidden and hooked.library.key in process.libraries for process in scan.processes.values()
+            process.hidden and file in self._files(process) for process in scan.processes.values()
         ):
             return False
         if hooked.paused:
@@ -228,7 +242,7 @@ class CudaWatch:
         users = [
             new
             for pid, new in launched.items()
-            if (process := scan.processes.get(pid)) is not None and hooked.library.key in process.libraries
+            if (process := scan.processes.get(pid)) is not None and file in self._files(process)
         ]
         inner = sum(new.inner for new in users)
         return bool(seconds) and not any(new.direct for new in users) and inner / (seconds or 1) > INNER_PER_S

@@ -66,6 +66,8 @@ class CudaLibrary(Struct, frozen=True):
     open_path: str
     layers: tuple[Layer, ...]
     static: bool = False
+    identity: str = ""
+    """What is the same for the kernel, which hooks the file beneath an overlay: containers of one image share it."""
 
     def by_way_of(self, pid: int) -> str:
         """The path under which it can be opened while ``pid``, which maps it, is alive."""
@@ -95,6 +97,14 @@ class CudaScan(Struct):
     unreadable: int = 0
     pending: int = 0
     replaced: int = 0
+
+
+class _Look(Struct, array_like=True):
+    """What was seen in a file: symbols of MARKS, the path that it was opened under, CudaLibrary.identity."""
+
+    names: list[str]
+    open_path: str
+    identity: str = ""
 
 
 class _Mapped(NamedTuple):
@@ -271,21 +281,22 @@ class CudaLibraries:
         question = f"{'static ' if static else ''}{mapped.key[0]}:{mapped.key[1]} {mapped.path}"
         try:
             raw = self._tape.ask("elf", question, lambda: msgspec.json.encode(self._marks(pid, mapped, static)))
-            names, open_path = msgspec.json.decode(raw, type=tuple[list[str], str])
+            look = msgspec.json.decode(raw, type=_Look)
         except FileNotFoundError:
             self._replaced.add(mapped.key)
             return None
         except (OSError, SourceUnavailable, msgspec.MsgspecError):
             self._failed[mapped.key] = self._round
             return None
-        layers = tuple(dict.fromkeys(MARKS[name] for name in names if name in MARKS))
+        layers = tuple(dict.fromkeys(MARKS[name] for name in look.names if name in MARKS))
         if not layers:
             return None
-        return CudaLibrary(mapped.key, mapped.path.removesuffix(_DELETED), open_path, layers, static)
+        path = mapped.path.removesuffix(_DELETED)
+        identity = look.identity or f"{mapped.key[0]}:{mapped.key[1]}"
+        return CudaLibrary(mapped.key, path, look.open_path, layers, static, identity)
 
-    def _marks(self, pid: int, mapped: _Mapped, static: bool) -> tuple[list[str], str]:
-        """The symbols of MARKS in a file, and under which path it was opened. Raises OSError; FileNotFoundError if it
-        is not there any more."""
+    def _marks(self, pid: int, mapped: _Mapped, static: bool) -> _Look:
+        """What is in a file. Raises OSError; FileNotFoundError if it is not there any more."""
         descriptor, path = self._open(pid, mapped)
         try:
             file = ElfFile(lambda offset, size: os.pread(descriptor, size, offset))
@@ -294,11 +305,27 @@ class CudaLibraries:
                 if static
                 else file.exports(MARKS)
             )
+            identity = self._identity(pid, os.fstat(descriptor)) if names else ""
         except NotElf:
-            names = set()
+            names, identity = set(), ""
         finally:
             os.close(descriptor)
-        return sorted(names), path
+        return _Look(sorted(names), path, identity)
+
+    def _identity(self, pid: int, status: os.stat_result) -> str:
+        """Device and inode; on an overlay, where each container has a device of its own and the kernel hooks the file
+        beneath, inode, size and time of the last change: what containers of one image see of one file."""
+        device = f"{os.major(status.st_dev)}:{os.minor(status.st_dev)}"
+        try:
+            mounts = self._procfs.mountinfo(pid).decode("utf-8", "replace").split("\n")
+        except OSError:
+            mounts = []
+        found = [line for line in mounts if f" {device} " in line]
+        kinds = {line.partition(" - ")[2].split(" ")[0] for line in found}
+        # Where its layers lie on several file systems, files of an overlay have devices that no mount has.
+        if "overlay" in kinds or (not kinds and not os.major(status.st_dev)):
+            return f"overlay {status.st_ino} {status.st_size} {status.st_mtime_ns}"
+        return f"{device} {status.st_ino}"
 
     def _open(self, pid: int, mapped: _Mapped) -> tuple[int, str]:
         """The very file that the process has mapped, though its name may be another file's by now."""
