@@ -20,6 +20,7 @@ from gpuflight.collectors.kernel_programs import UNKNOWN, Starts
 from gpuflight.collectors.rates import FIRST_READING
 from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.bpf.base import ProbeBackend, ProbeObject
+from gpuflight.sources.bpf.libbpf import _refused
 from gpuflight.sources.bpf.probes import Probes
 
 KERNEL = sorted(name for name in COLLECTORS if name.startswith("kernel_"))
@@ -73,6 +74,13 @@ def test_what_is_missing_is_one_reason_and_one_hint(name: str) -> None:
         outcome = bench.round()
         assert (outcome.ok, outcome.reason) == (False, "this kernel has no BTF")
         assert outcome.hint == "a kernel with CONFIG_DEBUG_INFO_BTF"
+
+
+def test_an_event_that_the_kernel_lacks_is_named() -> None:
+    """It is not the type information that is missing."""
+    said = ["prog 'on_send': failed to find kernel BTF type ID of 'sock_send_length': -3", "failed to load object"]
+    assert _refused("net", 3, said).reason == "this kernel has no event sock_send_length, which the probe net needs"
+    assert "type information" in _refused("net", 3, ["Error loading vmlinux BTF: -3", *said]).reason
 
 
 @pytest.mark.parametrize("name", KERNEL)

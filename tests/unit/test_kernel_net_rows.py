@@ -300,9 +300,24 @@ def test_without_the_right_there_is_one_reason_and_one_hint_and_it_is_not_tried_
         outcome = collect(collector, machine.next_round())
         assert (outcome.ok, outcome.reason) == (False, "no right to load BPF programs")
         assert outcome.hint == "run as root or grant CAP_BPF and CAP_PERFMON"
-    assert backend.asked == 2
+    assert backend.asked == 4, "twice, and each time for less as well"
     assert collector.seed().nodes == []
     collector.close()
+
+
+def test_a_kernel_without_events_of_sends_and_receives_still_shows_connections() -> None:
+    """Before Linux 6.3."""
+    net = Net()
+    net.round([], [])
+    net.collector.close()
+    maps = {"traffic": [], "sockets": ended_pair(), "waits": []}
+    net.machine.tape.answers |= rows.probe_answers("net", ("on_state",), maps)
+    del net.machine.tape.answers["bpf", "net attach on_send"]
+    outcome = collect(net.collector, net.machine.next_round())
+    assert edge(outcome, "ConnectTo", "Socket(tcp,10.0.0.5:41111)", "Socket(tcp,10.0.0.5:8000)").attributes["ended"]
+    assert edge(outcome, "Belong", "Socket(tcp,10.0.0.5:41111)", process(WORKER))
+    [note] = outcome.notes
+    assert "bytes and calls of processes are not" in note.reason and "Linux 6.3" in note.hint
 
 
 def test_graph_of_nothing() -> None:

@@ -12,7 +12,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from gpuflight.collectors.base import Batch, Collector
 from gpuflight.collectors.kernel_histograms import LAYOUT, Histogram
 from gpuflight.collectors.kernel_programs import KernelPrograms, Starts, alive_processes, per_s, process_entity
-from gpuflight.errors import SourceUnavailable
 from gpuflight.graph import Edge, Entity, Metric, edges, nodes
 
 if TYPE_CHECKING:
@@ -72,15 +71,14 @@ class KernelBlock(Collector):
     def __init__(self, settings: KernelBlockSettings | None = None) -> None:
         super().__init__(settings)
         self._probe = KernelPrograms("block", _LOSSES)
-        self._programs: Sequence[str] = _WHOLE
-        self._refused = False
         self._uses: dict[bytes, _Use] = {}
         self._entities: dict[str, Entity] = {}
         self._edges: list[Edge] = []
 
     def observe(self, world: World) -> None:
         self._entities, self._edges = {}, []
-        self._open(world)
+        # Before Linux 6.5 there are no events of whole requests, only of the device's part.
+        self._probe.open(world, _WHOLE, instead=_DEVICE_ONLY, map_entries={"io": self.settings.max_uses})
         elapsed_s = self._probe.elapsed_s(world.clock.monotonic_s())
         rows = self._probe.read("io", _KEY.size, _ROW.size)
         self._take(rows, Starts(world.procfs.ticks_per_second), alive_processes(world))
@@ -101,22 +99,6 @@ class KernelBlock(Collector):
     def close(self) -> None:
         self._probe.close()
         self._uses.clear()
-
-    def _open(self, world: World) -> None:
-        """With the events of this kernel: those of whole requests, else those of the device."""
-        entries = {"io": self.settings.max_uses}
-        if self._programs is _DEVICE_ONLY:
-            self._probe.open(world, _DEVICE_ONLY, map_entries=entries)
-            return
-        try:
-            self._probe.open(world, _WHOLE, map_entries=entries)
-        except SourceUnavailable:
-            if self._refused:
-                raise
-            self._refused = True  # tried once: whatever else is missing is not to be had twice a round
-            self._probe.close()
-            self._probe.open(world, _DEVICE_ONLY, map_entries=entries)
-            self._programs = _DEVICE_ONLY
 
     def _take(self, rows: list[tuple[bytes, bytes]], starts: Starts, alive: set[str]) -> None:
         before, self._uses = self._uses, {}

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from gpuflight.sources.world import World
 
 _PROGRAMS = ("on_send", "on_receive", "on_state")
+_CONNECTIONS_ONLY = ("on_state",)
+"""Before Linux 6.3 there are no events of sends and receives."""
+
 _LOSSES = {
     0: "uses of sockets that found no room",
     1: "sockets that found no room",
@@ -77,12 +80,18 @@ class KernelNet(Collector):
 
     def observe(self, world: World) -> None:
         self._drawing = Drawing()
-        programs = [*_PROGRAMS, "on_accept"] if self.settings.accept_latency else [*_PROGRAMS]
+        accept = ["on_accept"] if self.settings.accept_latency else []
         self._programs.open(
             world,
-            programs,
+            [*_PROGRAMS, *accept],
+            instead=[*_CONNECTIONS_ONLY, *accept],
             map_entries={"sockets": self.settings.max_sockets, "traffic": self.settings.max_uses},
         )
+        if self._programs.without is not None:
+            reason = f"{self._programs.without.reason}; connections are seen, bytes and calls of processes are not"
+            self.note(
+                reason, self._programs.without.hint or "Linux 6.3 and newer have the events of sends and receives"
+            )
         starts = Starts(world.procfs.ticks_per_second)
         if self._flows is None:
             self._flows = Flows(starts)

@@ -49,6 +49,8 @@ class KernelPrograms:
         self._object: ProbeObject | None = None
         self._world: World | None = None
         self._refused: Refused | None = None
+        self.without: Refused | None = None
+        """Why less than all of the programs run here; None if all do."""
         self._lost: dict[str, int] = {}
         self._costs: dict[str, tuple[int, int, int]] = {}
         self._read_at_s: float | None = None
@@ -58,12 +60,14 @@ class KernelPrograms:
         world: World,
         programs: Sequence[str],
         *,
+        instead: Sequence[str] = (),
         map_entries: Mapping[str, int] | None = None,
         constants: Mapping[str, int] | None = None,
     ) -> ProbeObject:
         """The object with ``programs`` attached; the same one again in later rounds.
 
-        Raises SourceUnavailable with the reason of the last try, which is repeated every ``RETRY_ROUNDS`` rounds.
+        Where the kernel refuses these, those of ``instead``, and ``without`` says why. Raises SourceUnavailable with
+        the reason of the last try, which is repeated every ``RETRY_ROUNDS`` rounds.
         """
         if self._object is not None and self._world is world:
             return self._object
@@ -76,9 +80,15 @@ class KernelPrograms:
         try:
             self._object = self._open(world, programs, map_entries or {}, constants or {})
         except SourceUnavailable as error:
-            self._refused = Refused(error.reason, error.hint)
-            raise
-        self._refused = None
+            refused = Refused(error.reason, error.hint)
+            try:
+                self._object = self._open(world, instead, map_entries or {}, constants or {}) if instead else None
+            except SourceUnavailable:
+                self._object = None  # what the better choice lacks is what the user should get
+            if self._object is None:
+                self._refused = refused
+                raise
+            self.without = refused
         return self._object
 
     def _open(
@@ -151,7 +161,7 @@ class KernelPrograms:
             self._object.close()
         self._object = None
         self._world = None
-        self._refused = None
+        self._refused = self.without = None
         self._read_at_s = None
         self.links.clear()
         self._lost.clear()

@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import re
 import platform
 from collections.abc import Mapping, Sequence
 
@@ -225,8 +226,14 @@ class LibbpfObject(LoadedObject):
         self._programs, self._maps = {}, {}
 
 
+_NO_EVENT = re.compile(r"failed to find kernel BTF type ID of '(\w+)'")
+
+
 def _refused(name: str, code: int, said: Sequence[str]) -> SourceUnavailable:
     """Why an object cannot be loaded: the kernel's word, and of the verifier's many the last that mean something."""
+    missing = next((match[1] for line in said if (match := _NO_EVENT.search(line))), "")
+    if missing and not any("vmlinux BTF" in line for line in said):
+        return SourceUnavailable(f"this kernel has no event {missing}, which the probe {name} needs", "a newer kernel")
     if any("vmlinux BTF" in line or "kernel BTF" in line for line in said):
         return SourceUnavailable(f"the probe {name} needs type information (BTF) of the kernel", features.BTF_HINT)
     if log := log_among(list(said)):
