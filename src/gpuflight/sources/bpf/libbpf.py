@@ -6,8 +6,8 @@ import contextlib
 import ctypes
 import errno
 import os
-import re
 import platform
+import re
 from collections.abc import Mapping, Sequence
 
 from gpuflight.errors import SourceUnavailable
