@@ -14,6 +14,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
+import shutil
 import statistics
 import struct
 import subprocess
@@ -27,7 +29,7 @@ from pathlib import Path
 
 from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.bpf.base import ProbeObject, Uprobe
-from gpuflight.sources.bpf.build import FLAGS, SOURCES
+from gpuflight.sources.bpf.build import FLAGS, SOURCES, TARGETS
 from gpuflight.sources.bpf.elf import read_elf
 from gpuflight.sources.bpf.libbpf import LibbpfBackend
 from gpuflight.sources.bpf.probes import Probes
@@ -36,6 +38,7 @@ from gpuflight.sources.cuda_probe.probe import CudaProbe
 
 HERE = Path(__file__).parent
 FAKES = HERE.parent / "tests" / "fakes" / "cuda"
+ARCHITECTURE = "arm64" if platform.machine() == "aarch64" else "x86_64"
 EVENT = struct.Struct("<QQQIIIIIIIII4x")
 LOOP = """
 #include <stdio.h>
@@ -146,7 +149,14 @@ def compile_peer() -> bytes | None:
     """The peer's object; None without clang."""
     with tempfile.TemporaryDirectory() as folder:
         target = Path(folder, "event.o")
-        command = ["clang", *FLAGS, "-D__TARGET_ARCH_x86", f"-I{SOURCES}", "-c", str(HERE / "launch_event.bpf.c")]
+        command = [
+            "clang",
+            *FLAGS,
+            f"-D__TARGET_ARCH_{TARGETS[ARCHITECTURE]}",
+            f"-I{SOURCES}",
+            "-c",
+            str(HERE / "launch_event.bpf.c"),
+        ]
         try:
             subprocess.run([*command, "-o", str(target)], check=True)
         except (OSError, subprocess.CalledProcessError) as error:
@@ -253,6 +263,9 @@ def main() -> int:
     parser.add_argument("--calls", type=int, default=200_000)
     parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
+    if shutil.which("gcc") is None:
+        print("no gcc to compile the fake runtime and the loop")
+        return 0
     try:
         probe = CudaProbe(Probes(backend="libbpf"))
     except SourceUnavailable as error:

@@ -9,7 +9,7 @@ struct launch_event {
 	__u32 tgid, tid, grid[3], block[3], shared, pad;
 };
 
-GF_RINGBUF(ring, 4194304);
+GF_RINGBUF(ring, 33554432); /* room for a whole run: what is lost costs nobody anything */
 
 GF_UPROBE(on_launch)
 {

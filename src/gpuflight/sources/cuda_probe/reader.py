@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import struct
 import time
 from collections.abc import Iterable
 
+from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.bpf.base import ProbeObject
 from gpuflight.sources.cuda_probe import decode, layouts
 from gpuflight.sources.cuda_probe.rows import AllocationRow, CudaRows
@@ -118,7 +120,8 @@ class Reader:
     def clear_hits(self, number: int) -> None:
         """Count this file from 0 again."""
         key = layouts.PID.pack(number)
-        self._probe.update("hits", key, bytes(len(self._probe.lookup("hits", key) or b"")))
+        with contextlib.suppress(SourceUnavailable):  # a replay that was not asked this has nothing to clear either
+            self._probe.update("hits", key, bytes(len(self._probe.lookup("hits", key) or b"")))
 
     def _take_stacks(self, rows: CudaRows, maps: dict[str, Pairs]) -> None:
         """Stacks of memory that is long freed, once they stand in the way of new ones: the kernel never drops any."""
