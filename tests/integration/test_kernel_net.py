@@ -231,6 +231,40 @@ def test_another_network_namespace() -> None:
         assert isinstance(node, nodes.Socket) and node.netns == netns
 
 
+def test_a_short_connection_between_two_network_namespaces_is_one_edge() -> None:
+    """Over a veth pair, as between two containers: both ends are found, in their own namespaces."""
+    with Puppet("unshare", "-n") as here, Puppet("unshare", "-n") as there, watching("sockets", "kernel_net") as watch:
+        for puppet in (here, there):
+            puppet.do("import socket, os, subprocess; ip = lambda *words: subprocess.run(['ip', *words]).returncode")
+        made = here.do(
+            f"answer = ip('link', 'add', 'va', 'type', 'veth', 'peer', 'name', 'vb', 'netns', '{there.pid}')"
+            " or ip('addr', 'add', '192.0.2.1/24', 'dev', 'va') or ip('link', 'set', 'va', 'up')"
+        )
+        up = there.do("answer = ip('addr', 'add', '192.0.2.2/24', 'dev', 'vb') or ip('link', 'set', 'vb', 'up')")
+        if made != "0" or up != "0":
+            pytest.skip("no veth here")
+        spaces = [int(puppet.do("answer = os.stat('/proc/self/ns/net').st_ino")) for puppet in (here, there)]
+        port = there.do("l = socket.create_server(('192.0.2.2', 0)); answer = l.getsockname()[1]")
+        watch.round()
+        own = here.do(
+            f"c = socket.create_connection(('192.0.2.2', {port})); c.sendall(b'x' * 300); answer = c.getsockname()[1]"
+        )
+        there.do("a, _ = l.accept(); a.recv(300, socket.MSG_WAITALL); a.sendall(b'y' * 20)")
+        here.do("c.recv(20, socket.MSG_WAITALL); c.close()")
+        there.do("a.recv(1); a.close()")
+        watch.round()
+        ends = [
+            f"Socket(tcp,192.0.2.1:{own},netns={spaces[0]})",
+            f"Socket(tcp,192.0.2.2:{port},netns={spaces[1]})",
+        ]
+        found = [edge for edge in watch.edges("ConnectTo") if ends[0] in (edge.source, edge.target)]
+        assert [(edge.source, edge.target) for edge in found] == [tuple(ends)]
+        assert found[0].attributes["ended"] is True and "half" not in found[0].attributes
+        assert (found[0].metrics["bytes_sent_count"], found[0].metrics["bytes_received_count"]) == (300, 20)
+        assert found[0].attributes["source_processes"] == [watch.process(here.pid)]
+        assert found[0].attributes["target_processes"] == [watch.process(there.pid)]
+
+
 def test_how_long_a_connection_waits_for_accept(child: Puppet, listener: socket.socket) -> None:
     with watching("kernel_net", kernel_net={"accept_latency": True}) as watch:
         ours, client = connected(child, listener)
