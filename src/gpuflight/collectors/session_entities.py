@@ -13,9 +13,12 @@ from typing import Any
 
 from gpuflight.collectors.base import Batch
 from gpuflight.collectors.rates import FIRST_READING
+from gpuflight.collectors.session_kernels import add_launch_shape, most_launched
+from gpuflight.collectors.session_communication import communication_attributes
 from gpuflight.collectors.session_metrics import Values, session_metrics
 from gpuflight.collectors.session_names import shown_name
 from gpuflight.collectors.session_rates import Pace
+from gpuflight.collectors.session_work import top_stall
 from gpuflight.events.activity.summary import KernelSum, ScopeSum, Summary
 from gpuflight.graph import Entity, edges, nodes
 
@@ -98,6 +101,9 @@ def _add_session(batch: Batch, one: Shown, host: nodes.Host) -> None:
         ("segment", summary.segment_index),
         ("folder", shown_name(summary.folder)),
         ("gpus", [shown_name(device.uuid) for device in summary.devices if device.uuid]),
+        ("step_scope", shown_name(summary.work.steps.name) if summary.work and summary.work.steps else ""),
+        ("top_kernel", shown_name(summary.kernels[0].name or "") if summary.kernels else ""),
+        ("stall_top", top_stall(summary.work)),
     ):
         if value not in ("", None, []):
             attributes[name] = value
@@ -110,6 +116,7 @@ def _add_session(batch: Batch, one: Shown, host: nodes.Host) -> None:
             attributes[name] = time_text(time_ns)
     if summary.synthetic is not None:
         attributes["kernel_times"] = "synthetic: of launches, not of the GPU" if summary.synthetic else "of the GPU"
+    attributes.update(communication_attributes(summary, values))
     if summary.partial:
         attributes["partial"] = True
     if one.process is None:
@@ -141,10 +148,15 @@ def _add_kernels(batch: Batch, shown: list[Shown]) -> None:
     for name, parts in told.items():
         entity = nodes.Kernel(process=parts[0][0].owner, name=name)
         values = _kernel_metrics(parts)
-        entity.metrics, entity.unknown = values.metrics, values.unknown or None
+        shape = most_launched(kernel for _, kernel in parts)
+        add_launch_shape(values, [(one.summary, kernel) for one, kernel in parts], shape)
+        attributes: dict[str, Any] = {}
         synthetic = {one.summary.synthetic for one, _ in parts} - {None}
         if synthetic:
-            entity.attributes = {"synthetic": True in synthetic}
+            attributes["synthetic"] = True in synthetic
+        if shape is not None and shape.limiter:
+            attributes["occupancy_limiter"] = shape.limiter
+        entity.attributes, entity.metrics, entity.unknown = attributes, values.metrics, values.unknown or None
         batch.nodes.append(entity)
         rate = values.metrics.get("launches_per_s")
         for holder in {one.holder: None for one, _ in parts}:

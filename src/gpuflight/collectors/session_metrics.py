@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from gpuflight.collectors.session_communication import add_communication
 from gpuflight.collectors.session_rates import Pace
+from gpuflight.collectors.session_work import add_work
 from gpuflight.events.activity.summary import Summary
 
 _COPY_NAMES = {"HtoD": "htod", "DtoH": "dtoh", "DtoD": "dtod", "PtoP": "ptop"}
@@ -43,6 +45,8 @@ def session_metrics(now: Summary, pace: Pace) -> Values:
             values.add(name, value)
     if now.scopes is not None:
         values.add("scopes_count", now.scopes_count)
+    add_communication(values, now)
+    add_work(values, now)
     return values
 
 

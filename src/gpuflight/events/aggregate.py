@@ -56,6 +56,7 @@ class KernelGroup(msgspec.Struct):
     """All launches of one kernel in one session. ``lanes``: (stream, device, count, total ns), -1 for unknown.
 
     Quantiles, ``details`` and ``occupancy`` as in KernelStats; ``p50_ns`` and ``p99_ns`` are 0 where not asked for.
+    ``registers``: per thread, the most. ``shape``: the row of ``kernel_shape`` of most of its launches.
     """
 
     kernel_id: int
@@ -69,6 +70,8 @@ class KernelGroup(msgspec.Struct):
     p99_ns: int = 0
     details: int = 0
     occupancy: float | None = None
+    registers: int | None = None
+    shape: dict[str, object] | None = None
 
 
 class KernelTable:
@@ -112,12 +115,14 @@ class _Kernels:
         np = numpy()
         self.names = Names()
         self._occupancy: dict[int, float] = {}
+        self._configurations: dict[int, tuple[dict[str, Any], int]] = {}  # shape → the columns it came in, its row
+        self._registers: dict[int, int] = {}
         self._keys: dict[tuple[int, int, int], int] = {}
         self._sums: Any = np.zeros((0, 4), dtype=np.int64)  # count, total, min, max
         self._histogram = Histogram()
         self._shapes: dict[int, int] = {}
         self._detail_counts: dict[tuple[int, int], int] = {}
-        self._rows: list[tuple[Any, Any, Any, Any, Any]] = []
+        self._rows: list[tuple[Any, Any, Any, Any, Any, Any]] = []
         self._row_count = 0
         self._waiting_kernels: tuple[Any, Any] = (np.empty(0, np.int64), np.empty(0, np.int64))
         self._details: list[tuple[Any, Any]] = []
@@ -134,6 +139,8 @@ class _Kernels:
         elif batch.table == "kernel_shape":
             if "occupancy" in columns:
                 self._occupancy.update(zip(columns["shape_id"].tolist(), columns["occupancy"].tolist(), strict=True))
+            for row, shape_id in enumerate(columns["shape_id"].tolist()):
+                self._configurations[shape_id] = (columns, row)
         elif batch.table == "kernel_detail":
             if "corr_id" in columns and "shape_id" in columns:
                 self._details.append((columns["corr_id"], columns["shape_id"]))
@@ -146,6 +153,7 @@ class _Kernels:
                     columns.get("device_id"),
                     columns["duration_ns"],
                     columns.get("corr_id"),
+                    columns.get("num_regs"),
                 )
             )
             self._row_count += batch.count
@@ -160,15 +168,15 @@ class _Kernels:
         np = numpy()
         if self._rows:
             columns = []
-            for part in range(5):
+            for part in range(6):
                 pieces = [
                     np.full(len(row[0]), -1, dtype=np.int64) if row[part] is None else row[part] for row in self._rows
                 ]
                 columns.append(np.concatenate(pieces))
             self._rows, self._row_count = [], 0
-            kernel, stream, device, duration, corr = columns
+            kernel, stream, device, duration, corr, registers = columns
             codes = self._codes(kernel, stream, device)
-            self._sum(codes, duration)
+            self._sum(codes, duration, registers)
             known_corr, known_codes = self._waiting_kernels
             self._waiting_kernels = (
                 np.concatenate([known_corr, corr]),
@@ -199,7 +207,7 @@ class _Kernels:
     def _code(self, key: tuple[int, int, int]) -> int:
         return self._keys.setdefault(key, len(self._keys))
 
-    def _sum(self, codes: Any, duration: Any) -> None:
+    def _sum(self, codes: Any, duration: Any, registers: Any) -> None:
         np = numpy()
         if len(self._sums) < len(self._keys):
             more = np.zeros((len(self._keys) - len(self._sums), 4), dtype=np.int64)
@@ -211,6 +219,9 @@ class _Kernels:
         ordered = codes[order]
         starts = np.flatnonzero(np.concatenate([[True], ordered[1:] != ordered[:-1]]))
         present = ordered[starts]
+        for code, used in zip(present.tolist(), registers[order[starts]].tolist(), strict=True):
+            if used > self._registers.get(code, 0):  # they are of the code, so one launch of each is enough
+                self._registers[code] = used
         durations = duration[order]
         self._sums[present, 0] += np.diff(np.append(starts, len(ordered)))
         self._sums[present, 1] += np.add.reduceat(durations, starts)
@@ -261,10 +272,16 @@ class _Kernels:
         ordered = sorted(found.values(), key=lambda g: (-g.total_ns, g.kernel_id))
         wanted = {code: group for group in ordered[:most] for code in codes[group.kernel_id]}
         weights: dict[int, int] = {}
+        most_used: dict[int, tuple[int, int]] = {}
+        for code, group in wanted.items():
+            if (used := self._registers.get(code)) is not None:
+                group.registers = max(group.registers or 0, used)
         for (code, shape_id), size in self._detail_counts.items():
             wanted_group = wanted.get(code)
             if wanted_group is None:
                 continue
+            if (size, shape_id) > most_used.get(wanted_group.kernel_id, (0, 0)):
+                most_used[wanted_group.kernel_id] = (size, shape_id)
             wanted_group.details += size
             if (occupancy := self._occupancy.get(shape_id)) is not None:
                 weights[wanted_group.kernel_id] = weights.get(wanted_group.kernel_id, 0) + size
@@ -275,6 +292,9 @@ class _Kernels:
             )
             if group.occupancy is not None:
                 group.occupancy /= weights[group.kernel_id]
+            if (shape := self._configurations.get(most_used.get(group.kernel_id, (0, 0))[1])) is not None:
+                columns, row = shape
+                group.shape = {name: _plain(column[row]) for name, column in columns.items()}
         return ordered
 
     def stats(self, session_id: str) -> Iterable[KernelStats]:
@@ -304,6 +324,11 @@ class _Kernels:
                 sum(o * n for o, n in known) / weight if weight else None,
                 max(mine, key=lambda s: mine[s]) if mine else None,
             )
+
+
+def _plain(value: Any) -> object:
+    """A number of Python's own."""
+    return value.item() if hasattr(value, "item") else value
 
 
 def _dense(column: Any) -> tuple[Any, Any]:

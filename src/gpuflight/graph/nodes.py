@@ -378,14 +378,31 @@ class Session(Entity, tag="Session", gc=False, kw_only=True):
     attributes: name (app), state (``live``, ``ended: shutdown`` | ``launcher`` | ``process gone`` | ``writer gone`` |
     ``silent``), app, hostname and pid as the program sees them, session_kind, engine, run_id, segment, folder, gpus
     (UUIDs), started, ended, last_event, kernel_times (of the GPU, or synthetic), partial, recorder (what our recorder
-    says it does: recording, waiting, waiting for CUDA, paused, off), recorder_why (why it records nothing).
+    says it does: recording, waiting, waiting for CUDA, paused, off), recorder_why (why it records nothing), step_scope
+    (name of its steps), top_kernel, stall_top (what most stalled instructions wait for).
 
-    metrics: recorder_lost_count (records that it lost), events_count, losses_count, lag_bytes (written and not read yet), duration_s, launches_count,
-    launches_per_s, kernels_count, kernels_unnamed_count, gpu_time_ms (of all kernels), busy_pct (some kernel ran),
+    metrics: recorder_lost_count (records that it lost), events_count, losses_count, lag_bytes (written and not read
+    yet), duration_s, launches_count, launches_per_s, kernels_count, kernels_unnamed_count, gpu_time_ms (of all
+    kernels), busy_pct (some kernel ran),
     other_{kernels,launches}_count and other_gpu_time_ms (of kernels that are no entities), copies_count,
     copied_<direction>_bytes and copy_<direction>_bytes_per_s (htod, dtoh, dtod, ptop, other), memsets_count,
     graph_launches_count, syncs_count, sync_wait_ms, sync_wait_pct (of one thread), allocations_count,
-    frees_unmatched_count, held_bytes, alloc_peak_bytes, pinned_held_bytes, pinned_peak_bytes, scopes_count."""
+    frees_unmatched_count, held_bytes, alloc_peak_bytes, pinned_held_bytes, pinned_peak_bytes, scopes_count.
+
+    For rules, sums since its beginning (docs/rules): gpu_timeline_ms (from the first to the last work on GPUs),
+    gpu_active_ms (kernels, copies or fills ran), kernels_active_ms, gpu_gaps_{count,long_count,long_ms} (long: over
+    500 ms), gpu_gap_max_ms, gpu_gaps_known_ms (those that ended with work whose call is known), host_wait_ms (of them,
+    where it was called only after the work before had ended), idle_launches_count and delayed_launches_count (kernels
+    called while the GPU was idle, and those that began more than 100 us after the call), launch_calls_count,
+    slow_launch_calls_{count,ms} (over 50 us), short_launches_count (kernels below 10 us), graph_kernels_count,
+    invalid_records_count, copy_time_ms, memset_time_ms, allocation_time_ms, htod_copies_count, htod_small_copies_count
+    (below 64 KiB), pageable_copies_{count,ms}, pageable_copied_bytes, pageable_big_copies_count (over 1 MiB),
+    copy_calls_count, blocking_copies_{count,ms} (copies and fills whose call came back when they were over),
+    host_syncs_count and host_sync_wait_ms (waits of the host only), steps_count, steps_ms, step_p50_ms, step_max_ms,
+    steps_judged_count and step_outliers_count (of the latest 4096), first_step_s and first_work_s (since its
+    beginning), loader_ms, gc_pauses_{count,ms}, gc_long_pauses_count, gc_pause_max_ms, top_kernel_pct,
+    stall_samples_count, stall_top_pct, thread_efficiency_pct with instructions_count, means of hardware counters
+    sm_active_pct, dram_active_pct, tensor_active_pct. ``gpuflight doctor --from FOLDER`` adds ``events.facts``."""
 
     session_id: str
 
@@ -421,7 +438,9 @@ class Scope(Entity, tag="Scope", gc=False, kw_only=True):
 class Kernel(Entity, tag="Kernel", gc=False, kw_only=True):
     """A GPU kernel as launched by one process: aggregates only, never single launches.
 
-    attributes: synthetic (times are those of launches), grid, block (of the last launch that probes saw). metrics:
+    attributes: synthetic (times are those of launches), grid, block (of the last launch that probes saw),
+    occupancy_limiter (of most launches). metrics: session_share_pct (of the time of all kernels), registers_count,
+    reg_occupancy_pct (what registers allow), thread_local_bytes, waves_count (grid over what all SMs run at once),
     launches_count (the samples of the times), launches_per_s, gpu_time_ms, gpu_time_pct (more than 100 on several
     streams), mean_us, min_us, max_us, p50_us and p99_us (within 0.8 %), occupancy_pct (theoretical) with
     occupancy_samples_count; by probes threads_mean_count, threads_max_count, block_threads_max_count, shared_max_bytes,

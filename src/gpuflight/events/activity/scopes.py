@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gpuflight.events.activity.steps import Steps, kind_of
 from gpuflight.events.activity.summary import ScopeSum, without_secrets
 from gpuflight.events.names import Names
 
@@ -19,10 +20,14 @@ Path = tuple[int, ...]
 
 
 class Scopes:
-    """``beyond``: begins and ends that were not followed, for there were too many places or open runs."""
+    """``beyond``: begins and ends that were not followed, for there were too many places or open runs. ``steps`` is
+    told of runs that ended, where ``names`` has the names of their scopes."""
 
-    def __init__(self) -> None:
+    def __init__(self, steps: Steps | None = None, names: Names | None = None) -> None:
         self.beyond = 0
+        self._steps = steps
+        self._names = names
+        self._kinds: dict[Path, str] = {}  # the name where it is that of a step or a pause, else empty
         self._open: dict[int, tuple[Path, int, int]] = {}  # instance → path, begin, depth
         self._at_depth: dict[int, tuple[int | None, Path]] = {}
         self._lines: dict[Path, list[int]] = {}  # runs ended, open, total, longest
@@ -73,6 +78,23 @@ class Scopes:
         line[1] -= 1
         line[2] += took_ns
         line[3] = max(line[3], took_ns)
+        name = self._kinds.get(path)
+        if name is None:
+            name = self._name_of_kind(path)
+        if name and self._steps is not None:
+            self._steps.take(name, began_ns, took_ns)
+
+    def _name_of_kind(self, path: Path) -> str:
+        """The scope's name if steps are made of it; empty if not, and inside of another one of the same kind."""
+        texts = self._names.of("scope") if self._names is not None else {}
+        name = texts.get(path[-1])
+        if name is None:
+            return ""  # it may still come
+        kind = kind_of(name)[0]
+        if kind in ("loader", "gc") and any(kind_of(texts.get(part, ""))[0] == kind for part in path[:-1]):
+            kind = ""
+        self._kinds[path] = name if kind else ""
+        return self._kinds[path]
 
     def __len__(self) -> int:
         return len(self._lines)

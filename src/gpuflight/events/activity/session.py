@@ -5,18 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from gpuflight.events.activity.busy import Busy
+from gpuflight.events.activity.communication import Communication
 from gpuflight.events.activity.memory import Memory
 from gpuflight.events.activity.scopes import Scopes
 from gpuflight.events.activity.summary import (
     CopySum,
     DeviceFacts,
     KernelSum,
+    LaunchShape,
     StreamSum,
     Summary,
     WaitSum,
     without_secrets,
 )
 from gpuflight.events.activity.sums import OTHER, UNKNOWN, Sums
+from gpuflight.events.activity.work import Work
 from gpuflight.events.aggregate import KernelGroup, KernelTable
 from gpuflight.events.batch import Batch
 from gpuflight.events.names import Names
@@ -34,11 +37,13 @@ class Activity:
         self._launches = 0
         self._names = Names()
         self._busy = Busy()
+        self._communication = Communication()
         self._copies = Sums(("copy_kind", "device_id", "stream_id"), ("duration_ns", "bytes"))
         self._memsets = Sums(("device_id",), ("duration_ns", "bytes"))
         self._waits = Sums(("sync_type",), ("duration_ns",))
         self._memory = Memory()
-        self._scopes = Scopes()
+        self._work = Work(self._names)
+        self._scopes = Scopes(self._work.steps, self._names)
         self._devices: dict[int, DeviceFacts] = {}
         self._device_of: dict[int, int] = {}  # by stream
         self._seen: set[str] = set()
@@ -57,6 +62,11 @@ class Activity:
             "allocation": self._allocation,
             "scope": self._scope,
             "graph_launch": self._graph_launch,
+            "nvtx": self._work.ranges,
+            "profile_sample": self._work.samples,
+            "pm_sample": self._work.counters,
+            "perf_metric": self._work.counters,
+            "kernel_perf_metric": self._work.counters,
         }
 
     @property
@@ -99,6 +109,7 @@ class Activity:
         made.devices = [self._devices[number] for number in sorted(self._devices)]
         if "kernel" in seen:
             made.launches = self._launches
+            made.communication = self._communication.result()
             made.kernel_ns = sum(group.total_ns for group in groups)
             busy_ns = self._busy.busy_ns
             made.busy_ns = busy_ns if self._busy.latest_ns else None  # else none of them is on the timeline
@@ -122,6 +133,7 @@ class Activity:
         if "scope" in seen:
             made.scopes = self._scopes.result(self._names, most_scopes)
             made.scopes_count = len(self._scopes)
+        made.work = self._work.result()
         made.losses += self._memory.beyond + self._scopes.beyond
         return made
 
@@ -153,14 +165,17 @@ class Activity:
             known = self._devices.setdefault(row["device_id"], DeviceFacts(row["device_id"]))
             known.uuid, known.name = row.get("uuid") or known.uuid, row.get("name") or known.name
             known.vendor = row.get("vendor") or known.vendor
+            known.sm_count = row.get("multi_processor_count") or known.sm_count
+            known.compute_major = row.get("compute_major") or known.compute_major
 
     def _name(self, batch: Batch) -> None:
         self._kernels.add(batch)
+        self._communication.names(batch)
         columns = batch.columns
         for dictionary, identifier, text in zip(
             columns["dictionary"], columns["id"].tolist(), columns["text"], strict=True
         ):
-            if dictionary == "scope":
+            if dictionary in ("scope", "marker", "metric"):
                 self._names.add(dictionary, identifier, text)
 
     # --- what it does ----------------------------------------------------------------------------------------------
@@ -168,17 +183,21 @@ class Activity:
     def _kernel(self, batch: Batch) -> None:
         self._kernels.add(batch)
         self._launches += batch.count
+        self._communication.kernels(batch)
+        self._work.kernels(batch)
         self._learn_devices(batch)
         if batch.clock == "wall" and "start_ns" in batch.columns and "duration_ns" in batch.columns:
             self._busy.add(batch.columns["start_ns"], batch.columns["duration_ns"])
 
     def _copy(self, batch: Batch) -> None:
         self._copies.add(batch.columns, batch.count)
+        self._work.copies(batch)
         self._learn_devices(batch)
         self._reach(batch, "device_latest_ns")
 
     def _memset(self, batch: Batch) -> None:
         self._memsets.add(batch.columns, batch.count)
+        self._work.fills(batch)
         self._learn_devices(batch)
         self._reach(batch, "device_latest_ns")
 
@@ -188,6 +207,7 @@ class Activity:
 
     def _allocation(self, batch: Batch) -> None:
         self._memory.add(batch.columns, batch.count)
+        self._work.allocations(batch)
         self._reach(batch, "host_latest_ns")
 
     def _scope(self, batch: Batch) -> None:
@@ -277,4 +297,35 @@ def _kernel(group: KernelGroup) -> KernelSum:
         [(stream, *line) for stream, line in sorted(lanes.items())],
         group.details,
         group.occupancy,
+        group.registers,
+        _shape(group.shape),
+    )
+
+
+def _shape(told: dict[str, object] | None) -> LaunchShape | None:
+    """Of a row of ``kernel_shape``; products of grid and block."""
+    if told is None:
+        return None
+
+    def number(name: str) -> int | None:
+        value = told.get(name)
+        return value if isinstance(value, int) else None
+
+    def share(name: str) -> float | None:
+        value = told.get(name)
+        return float(value) if isinstance(value, float) and value == value and value > 0 else None
+
+    def product(name: str) -> int | None:
+        x, y, z = (number(f"{name}_{axis}") for axis in "xyz")
+        return x * (y or 1) * (z or 1) if x else None
+
+    local = number("local_mem_per_thread_bytes")
+    return LaunchShape(
+        product("grid"),
+        product("block"),
+        share("occupancy"),
+        share("reg_occupancy"),
+        str(told.get("limiting_resource") or ""),
+        number("max_active_blocks") or None,
+        number("local_bytes") if local is None else local,
     )

@@ -10,6 +10,8 @@ from functools import lru_cache
 
 import msgspec
 
+from gpuflight.events.activity.communication import CommunicationSum
+from gpuflight.events.activity.work import WorkSum
 from gpuflight.redaction import redact_text
 
 
@@ -26,13 +28,29 @@ class DeviceFacts(msgspec.Struct):
     uuid: str = ""
     name: str = ""
     vendor: str = ""
+    sm_count: int | None = None
+    compute_major: int | None = None
+
+
+class LaunchShape(msgspec.Struct):
+    """A launch configuration: blocks of the grid, threads of a block, occupancies (0-1), what limits them, blocks that
+    an SM runs at once, local memory per thread. None: not told."""
+
+    grid: int | None = None
+    block: int | None = None
+    occupancy: float | None = None
+    reg_occupancy: float | None = None
+    limiter: str = ""
+    blocks_per_sm: int | None = None
+    local_bytes: int | None = None
 
 
 class KernelSum(msgspec.Struct):
     """All launches of one kernel. ``name`` None: its dictionary entry never came.
 
     ``lanes``: (stream, launches, ns) of each stream it ran on. Quantiles are within 0.8 %. ``occupancy``: mean of the
-    theoretical one (0-1) over ``details`` launches.
+    theoretical one (0-1) over ``details`` launches. ``registers``: per thread. ``shape``: how most of these
+    launches were configured.
     """
 
     kernel_id: int
@@ -46,6 +64,8 @@ class KernelSum(msgspec.Struct):
     lanes: list[tuple[int, int, int]]
     details: int = 0
     occupancy: float | None = None
+    registers: int | None = None
+    shape: LaunchShape | None = None
 
 
 class StreamSum(msgspec.Struct):
@@ -109,7 +129,8 @@ class Summary(msgspec.Struct, kw_only=True):
     ``synthetic``: kernel times are those of launches (True), of the GPU (False), or not said (None). ``busy_ns``: some
     kernel ran. ``device_latest_ns``, ``host_latest_ns``: up to when kernels and copies, and waits, are told.
     ``kernels`` and ``scopes`` are the longest; ``kernels_count`` and ``scopes_count`` say how many there are.
-    ``uid``: who owns its log. ``partial``: earlier lines of it were read and forgotten again.
+    ``work``: how what it does comes about. ``uid``: who owns its log. ``partial``: earlier lines of it were read and
+    forgotten again.
     """
 
     session_id: str
@@ -147,6 +168,8 @@ class Summary(msgspec.Struct, kw_only=True):
     scopes: list[ScopeSum] | None = None
     scopes_count: int = 0
     graph_launches: int | None = None
+    communication: CommunicationSum | None = None
+    work: WorkSum | None = None
     events: int = 0
     losses: int = 0
     lag_bytes: int = 0
