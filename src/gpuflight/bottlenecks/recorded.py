@@ -1,0 +1,105 @@
+"""What a recorded GPU session did: in the last minute while it runs, in all once it is over.
+
+The metrics are sums since the session's beginning, so over a minute it is their increase. Shares are of the time that
+the log tells of (``gpu_timeline_ms``), not of the clock: writers hold lines back, and a program that uses no GPU for a
+while is idle, which is no fault of its kernels.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from gpuflight.bottlenecks.base import Need, NotYet, Unknown
+from gpuflight.graph import Entity, edges, nodes
+
+if TYPE_CHECKING:
+    from gpuflight.bottlenecks.window import Look
+    from gpuflight.graph import Edge
+    from gpuflight.rounds import Evidence
+
+WINDOW_S = 60.0
+_LEAST_S = 20.0
+"""Of a session that runs so much must have been watched: what was before the first sight is its start-up."""
+_LEAST_LIVE_MS = 5_000.0
+_LEAST_MS = 1_000.0
+"""Shares of less GPU time than this say nothing."""
+TIMELINE = "gpu_timeline_ms"
+RELATIONS = (edges.Own, edges.Access, edges.Transfer)
+
+
+def sums(*metrics: str) -> dict[type[Entity] | type[Edge], dict[str, float]]:
+    """``histories`` of a rule that looks at sums of sessions; always with the timeline."""
+    return {nodes.Session: dict.fromkeys((TIMELINE, *metrics), WINDOW_S)}
+
+
+def need(*metrics: str, attributes: tuple[str, ...] = (), given_by: str = "sessions, cupti") -> tuple[Need, ...]:
+    """``needs`` of a rule about sessions."""
+    return (Need(kind=nodes.Session, metrics=metrics, attributes=attributes, given_by=given_by),)
+
+
+class Recorded:
+    """One look at a session. ``live``: it runs, so the last minute is looked at; ``window_s``: how long that is."""
+
+    def __init__(self, look: Look) -> None:
+        self.look = look
+        self.live = look.element.attributes.get("state") == "live"
+        self.window_s = 0.0
+        if self.live:
+            look.metric(TIMELINE)
+            series = look.history(TIMELINE, WINDOW_S, least=_LEAST_S / WINDOW_S)
+            self.window_s = min(WINDOW_S, series.covered_s(look.window.now_s))
+
+    def sum(self, metric: str) -> float:
+        """How much of it there was. Raises Unknown."""
+        return self.look.increase(metric, WINDOW_S) if self.live else self.look.metric(metric)
+
+    def known(self, metric: str) -> float:
+        """The same; 0 where the session has no such metric, because nothing of the kind happened."""
+        return self.sum(metric) if self.look.has(metric) else 0.0
+
+    def timeline_ms(self) -> float:
+        """The time that is judged; 0 if a session that runs did nothing on GPUs lately. Raises Unknown if too short."""
+        told_ms = self.sum(TIMELINE)
+        if self.live:
+            return told_ms if told_ms >= _LEAST_LIVE_MS else 0.0
+        if told_ms < _LEAST_MS:
+            raise Unknown(f"its log tells of {told_ms:.0f} ms of GPU work, {_LEAST_MS:.0f} are needed")
+        return told_ms
+
+    def saw(self, metric: str, value: float | None = None, samples_count: int = 1) -> Evidence:
+        """Evidence: the sum that was judged."""
+        return self.look.saw(
+            metric,
+            self.sum(metric) if value is None else value,
+            samples_count=max(samples_count, 1),
+            window_s=self.window_s,
+        )
+
+    def during(self) -> str:
+        """The time that is judged, for messages."""
+        return f"in the last {self.window_s:.0f} s" if self.live else "in the session"
+
+    def idle_share(self) -> float | None:
+        """Share of the time (0 to 1) in which nothing ran on its GPUs; None where it is not known."""
+        if not self.look.has("gpu_active_ms") or not (told_ms := self.sum(TIMELINE)):
+            return None
+        return min(max(1 - self.sum("gpu_active_ms") / told_ms, 0.0), 1.0)
+
+    def around(self) -> list[str]:
+        """The session, its process and its GPUs, for findings that concern them."""
+        look = self.look
+        window = look.window
+        owners = [edge.source for edge in window.into(look.id, edges.Own)]
+        gpus: dict[str, None] = {}
+        for holder in (look.id, *owners):
+            gpus |= {e.target: None for e in window.out_of(holder, edges.Access) if e.target.startswith("GPU(")}
+            gpus |= {e.target: None for e in window.out_of(holder, edges.Transfer) if e.target.startswith("GPU(")}
+        return [look.id, *(owner for owner in owners if owner.startswith("Process(")), *list(gpus)[:8]]
+
+
+def steps_of(seen: Recorded, least: int = 10) -> float:
+    """How many steps there were. Raises Unknown where there are none, or fewer than ``least``."""
+    steps = seen.sum("steps_count")
+    if steps < least:
+        raise (NotYet if seen.live else Unknown)(f"{steps:.0f} steps, {least} are needed")
+    return steps
