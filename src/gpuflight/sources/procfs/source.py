@@ -100,6 +100,7 @@ class ProcFs(Machine):
         self._processes: dict[int, ProcStat] | None = None
         self._index: FdIndex | None = None
         self._status: dict[int, dict[str, str]] = {}
+        self._environ: dict[int, dict[str, str]] = {}
         self._own_namespaces: dict[str, int] = {}
         self._mounts = LocalPaths(self.mountinfo, lambda pid: self.namespace(pid, "mnt"))
         self._users = Users(fs)
@@ -112,6 +113,7 @@ class ProcFs(Machine):
         self._processes = None
         self._index = None
         self._status = {}
+        self._environ = {}
         self._hostname = None
         self._own_namespaces = {}
         if number % FACTS_ROUNDS == 0:
@@ -286,8 +288,12 @@ class ProcFs(Machine):
         return fields
 
     def environ(self, pid: int) -> dict[str, str]:
-        """Environment the program was started with; needs the right to trace it. Holds secrets: never report whole."""
-        return parse_environ(self.fs.read(f"{self.root}/{pid}/environ"))
+        """Environment the program was started with, read once per round; needs the right to trace it. Holds secrets:
+        never report whole."""
+        found = self._environ.get(pid)
+        if found is None:
+            found = self._environ[pid] = parse_environ(self.fs.read(f"{self.root}/{pid}/environ"))
+        return found
 
     def threads(self, pid: int) -> list[ProcStat]:
         """The threads of a process (``pid`` of each is its tid), the main one included.
