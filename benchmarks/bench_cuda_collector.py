@@ -131,9 +131,7 @@ def picture(programs: int, kernels: int, rounds: int) -> None:
         ours.append(between - begun)
         floor.append(time.process_time() - begun_floor)
     mine, least = statistics.median(ours[1:]), statistics.median(floor[1:])
-    print(
-        f"picture of {programs} programs with {kernels} kernels each: {elements} entities and edges, all of them new"
-    )
+    print(f"picture of {programs} programs with {kernels} kernels each: {elements} entities and edges, all of them new")
     print(f"  as many of nothing (floor) {least * 1e3:8.2f} ms a round")
     print(f"  ours                       {mine * 1e3:8.2f} ms a round")
     print(f"  ratio to the floor         {mine / least:8.2f}")
