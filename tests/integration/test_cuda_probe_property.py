@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import pytest
@@ -16,6 +16,7 @@ from tests.fakes.cuda.oracle import expect, read_log
 from tests.integration.cuda_rig import compiled, loaded, read_of_ended, why_no_probe
 
 from gpuflight.sources.cuda_probe.probe import CudaProbe
+from gpuflight.sources.cuda_probe.rows import ProcessRow
 
 pytestmark = pytest.mark.skipif(bool(why_no_probe()), reason=why_no_probe())
 
@@ -76,17 +77,30 @@ def hooked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CudaProbe
         yield probe, fakes
 
 
-def _agree(probe: CudaProbe, fakes: Fakes, script: list[str]) -> None:
+@pytest.fixture(scope="module")
+def both_layers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[CudaProbe, Fakes]]:
+    """The runtime passes its calls on to a driver that is hooked too."""
+    fakes = compiled().copy(tmp_path_factory.mktemp("layers") / "cuda")
+    with loaded() as probe:
+        probe.attach(str(fakes.runtime), "runtime")
+        probe.attach(str(fakes.driver), "driver")
+        yield probe, fakes
+
+
+def _agree(
+    probe: CudaProbe, fakes: Fakes, script: list[str], environment: Mapping[str, str] | None = None
+) -> ProcessRow:
     for old in (fakes.log, *fakes.folder.glob("script*")):
         Path(old).unlink(missing_ok=True)
     before = probe.read().losses
-    pid = fakes.run(script)
+    pid = fakes.run(script, environment=environment)
     rows, ended = read_of_ended(probe, pid)
     # Stacks of so many programs fall on one place now and then: counted, and told of no other aggregate.
     assert {**rows.losses, "stacks": 0} == {**before, "stacks": 0}
     note("\n".join(script))
     note(fakes.log.read_text() if fakes.log.exists() else "no call was written down")
     check(rows, pid, expect(read_log(fakes.log, time.monotonic_ns()), pid, ended))
+    return next(row for row in rows.processes if row.pid == pid)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
@@ -114,6 +128,19 @@ def test_what_is_captured_into_a_graph_does_not_run(
             *("0 endcapture s1 0", "0 graphlaunch 0 s1", "0 launch f0 1 1 1 1 1 1 0 s2", "0 ssync s1", "0 sync"),
         ],
     )
+
+
+@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@given(lines=_LINES)
+def test_a_call_that_passes_both_layers_is_counted_once(
+    both_layers: tuple[CudaProbe, Fakes], lines: list[tuple[int, str]]
+) -> None:
+    probe, fakes = both_layers
+    made = ["0 screate 1 1", "0 screate 2 0", "0 ecreate 1", "0 launch f0 1 1 1 1 1 1 0 s1"]
+    script = made + [f"{thread} {call}" for thread, call in lines]
+    process = _agree(probe, fakes, script, {"FAKE_DRIVER": str(fakes.driver)})
+    assert process.launches_inner == process.launches
+    assert not process.driver_calls
 
 
 def test_the_log_is_there_to_be_compared(hooked: tuple[CudaProbe, Fakes]) -> None:

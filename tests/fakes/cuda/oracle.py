@@ -62,8 +62,9 @@ class Call:
 
 
 def read_log(path: Path, last: int) -> list[Call]:
-    """All calls in order. ``last``: a time after the end of the last program."""
+    """All calls of the runtime in order; its calls of the driver are part of them. ``last``: a time after the end."""
     lines = [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+    lines = [words for words in lines if words[4].startswith(("cuda", "__cuda"))]
     lines.sort(key=lambda words: int(words[2]))
     calls = []
     for at, words in enumerate(lines):
