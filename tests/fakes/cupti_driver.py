@@ -175,7 +175,8 @@ def kernel(name: str, start: int, end: int, **values: Any) -> Any:
 
 
 def memcpy(start: int, end: int, **values: Any) -> Any:
-    facts = {"bytes": 4096, "copy_kind": 1, "stream_id": 7, "device_id": 0, "correlation_id": 1, **values}
+    facts = {"bytes": 4096, "copy_kind": 1, "src_kind": 1, "dst_kind": 3, "stream_id": 7, "device_id": 0}
+    facts |= {"correlation_id": 1, **values}
     return _filled(_newest("ActivityMemcpy")(), kind=int(KINDS.MEMCPY), start=start, end=end, **facts)
 
 

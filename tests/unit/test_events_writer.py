@@ -21,7 +21,7 @@ from tests.unit.gpufl_files import START_NS, counts, kernels, losses, naive, rea
 
 from gpuflight.events.files import find_sessions
 from gpuflight.events.format import windows
-from gpuflight.events.format.plans import BATCHES, EVERY_CHANNEL
+from gpuflight.events.format.plans import BATCHES, EVERY_CHANNEL, MEMORY_WORDS
 from gpuflight.events.format.writer import CHANNEL_OF, SessionWriter
 
 pytest.importorskip("numpy")
@@ -57,6 +57,8 @@ def written_rows(wire_type: str) -> st.SearchStrategy[list[dict[str, Any]]]:
             return st.integers(0, 1)
         if name in NEVER_ZERO:
             return st.integers(1, 100)
+        if fields[name].how == "memory_word":
+            return st.integers(0, 7)
         return NUMBERS[fields[name].column.kind]
 
     names = st.sets(st.sampled_from(sorted(fields))).map(lambda chosen: sorted(chosen | {"dt_ns"}))
@@ -76,6 +78,8 @@ def test_rows_that_were_written_are_read_back(tmp_path_factory: pytest.TempPathF
             plan = BATCHES[wire_type]
             for row in drawn:
                 values = {plan.fields[n].column.name: v / 100 if n == "cpu_pct_x100" else v for n, v in row.items()}
+                words = {n for n in row if plan.fields[n].how == "memory_word"}
+                values.update({n: MEMORY_WORDS[row[n]] for n in words})
                 expected.setdefault(plan.table.name, []).append(values)
         writer.event("shutdown", {"ts_ns": START_NS})
     batches, ledger = read(folder)

@@ -74,6 +74,7 @@ def test_every_kind_of_record_comes_back(tmp_path: Path) -> None:
         (1, 1 << 33, 0, 1),
         (10, 4096, 1, 2),
     ]
+    assert [(c["src_kind"], c["dst_kind"]) for c in copies] == [("pageable", "device"), ("", "")]
     fill = read.one("memset")
     assert (fill["bytes"], fill["duration_ns"], fill["device_id"], fill["stream_id"]) == (77, 3, 0, 7)
     waited = read.one("sync")

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from gpuflight.events.format.plans import WORDS, Field
+from gpuflight.events.format.plans import MEMORY_WORDS, WORDS, Field
 
 _I64 = (-(1 << 63), (1 << 63) - 1)
 _U64 = (0, (1 << 64) - 1)
@@ -68,6 +68,8 @@ def read(value: Any, field: Field) -> Value | None:
     if how in WORDS and isinstance(value, str):
         code = WORDS[how].get(value.lower())
         return cell(value, field.column.kind) if code is None else code
+    if how == "memory_word" and isinstance(value, int):
+        return MEMORY_WORDS.get(value)
     number = cell(value, field.column.kind)
     if number is None:
         return None

@@ -1,7 +1,8 @@
 """What the wire says → our tables, as data: every type of line that clients have ever written.
 
 A field is ``wire`` or ``wire=column``, with an optional way to read it behind ``!``: ``@dictionary`` (a text that
-becomes an id), ``na`` (-1 means not available), a name of ``WORDS`` (a word that becomes its code) or ``x100``.
+becomes an id), ``na`` (-1 means not available), a name of ``WORDS`` (a word that becomes its code), ``memory_word`` (a
+code of a memory kind that becomes its word, 0 none) or ``x100``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,10 @@ WORDS: dict[str, dict[str, int]] = {
     "memory": {v: k for k, v in MEMORY_KINDS.items()},
     "sample": {"pc_sampling": 0, "sass_metric": 1, "isa_source_map": 2},
 }
+
+
+MEMORY_WORDS = {code: word if code else "" for code, word in MEMORY_KINDS.items()}
+"""Unknown memory has no word."""
 
 
 class Field(NamedTuple):
@@ -82,7 +87,9 @@ BATCHES: dict[str, Plan] = {
         f"external_kind external_id device_id {_API}",
     ),
     "memcpy_event_batch": _plan(
-        "memcpy", f"dt_ns=start_ns stream_id duration_ns bytes copy_kind corr_id device_id {_API}"
+        "memcpy",
+        "dt_ns=start_ns stream_id duration_ns bytes copy_kind corr_id src_kind!memory_word dst_kind!memory_word "
+        f"device_id {_API}",
     ),
     "device_metric_batch": _plan(
         "device_metric",
@@ -109,7 +116,7 @@ BATCHES: dict[str, Plan] = {
     ),
 }
 """Lines of many rows, mapped by their ``columns``. device_id and the times of the call, behind those of the original,
-are of our own recorder."""
+are of our own recorder, as are the kinds of memory of copies."""
 
 SHAPE_FIELDS: dict[str, str] = {
     "static_shared": "static_shared_bytes",

@@ -14,7 +14,7 @@ import msgspec
 from gpuflight.events.arrays import numpy
 from gpuflight.events.format import digits
 from gpuflight.events.format.cells import Value, read
-from gpuflight.events.format.plans import Plan
+from gpuflight.events.format.plans import MEMORY_WORDS, Plan
 
 _FEWEST_BYTES = 4096
 """Shorter texts are sooner read cell by cell."""
@@ -125,12 +125,17 @@ def _fast(names: list[str], fields: list[Any], text: bytes) -> Parsed | None:
     columns: dict[str, Any] = {}
     extra: dict[str, list[Any]] = {}
     for j, (name, field) in enumerate(zip(names, fields, strict=True)):
-        kind = "i64" if field is None else field.column.kind
+        kind = "i64" if field is None or field.how == "memory_word" else field.column.kind
         column = column_of(values[j], None if negative is None else negative[j], kind)
         if column is None:
             return None
         if field is None:
             extra[name] = column.tolist()
+        elif field.how == "memory_word":
+            codes = column.tolist()
+            if not MEMORY_WORDS.keys() >= set(codes):
+                return None
+            columns[field.column.name] = list(map(MEMORY_WORDS.__getitem__, codes))
         else:
             columns[field.column.name] = column / 100 if field.how == "x100" else column
     return Parsed(columns, extra, values.shape[1])

@@ -29,7 +29,8 @@ _FIRST = frozenset({"device", "external", "api"})
 
 ATTRIBUTES = (
     *("kind", "start", "end", "timestamp", "device_id", "stream_id", "context_id", "correlation_id", "bytes"),
-    *("copy_kind", "registers_per_thread", "dynamic_shared_memory", "static_shared_memory", "local_memory_per_thread"),
+    *("copy_kind", "src_kind", "dst_kind", "registers_per_thread", "dynamic_shared_memory", "static_shared_memory"),
+    "local_memory_per_thread",
     *("local_memory_total_v2", "local_memory_total", "grid_x", "grid_y", "grid_z", "block_x", "block_y", "block_z"),
     *("shared_memory_executed", "graph_id", "type", "cuda_event_id", "memory_operation_type", "memory_kind", "address"),
     *("overhead_kind", "flags_", "id", "external_kind", "external_id", "cbid", "thread_id"),

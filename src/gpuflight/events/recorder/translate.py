@@ -185,8 +185,8 @@ class Translator:
         rows = {"dt_ns": start}
         _take(rows, fields, {"stream_id": "stream_id"})
         rows["duration_ns"] = duration
-        names = {"bytes": "bytes", "copy_kind": "copy_kind", "corr_id": "correlation_id", "device_id": "device_id"}
-        _take(rows, fields, names)
+        names = {"bytes": "bytes", "copy_kind": "copy_kind", "corr_id": "correlation_id", "src_kind": "src_kind"}
+        _take(rows, fields, {**names, "dst_kind": "dst_kind", "device_id": "device_id"})
         self._write("memcpy_event_batch", rows)
         return len(start)
 
