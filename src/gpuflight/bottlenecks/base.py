@@ -136,6 +136,9 @@ class Rule(Plugin, family="rules", package="gpuflight.bottlenecks"):
     relations: ClassVar[tuple[type[Edge], ...]] = ()
     """Kinds of edge that it follows with ``window.out_of`` and ``window.into``."""
 
+    members: ClassVar[dict[type[Entity], str]] = {}
+    """Kind → attribute: the entities that have it are kept for ``window.members``, few of a mass kind."""
+
     abstract: ClassVar[bool] = True
 
     def __init__(self, settings: Any = None) -> None:

@@ -45,10 +45,15 @@ class Index:
         element_rules = [rule for rule in rules if isinstance(rule, ElementRule)]
         self._gates = self._make_gates([rule for rule in element_rules if not rule.gpu_users_only])
         self._user_gates = self._make_gates([rule for rule in element_rules if rule.gpu_users_only])
-        self._wanted = _wanted_histories(rules)
+        self._horizons = _wanted_histories(rules)
+        self._wanted = {
+            kind: {metric: (seconds, self._least(element_rules, kind, metric)) for metric, seconds in row.items()}
+            for kind, row in self._horizons.items()
+        }
         self._kept = _kept_kinds(rules, element_rules)
+        self._marks = _wanted_members(rules)
         self._own_gates = {rule.name: self._gates_of(rule) for rule in element_rules}
-        self._concerned = {*self._gates, *self._user_gates, *self._wanted, *self._kept}
+        self._concerned = {*self._gates, *self._user_gates, *self._wanted, *self._kept, *self._marks}
         self._relations = {*_FOLDING, *(kind for rule in rules for kind in rule.relations)}
         self._warm = {kind for rule in element_rules if rule.warm_up_s > 0 for kind in rule.subjects()}
         self.by_kind: dict[type[Any], dict[Key, Any]] = {}
@@ -58,6 +63,9 @@ class Index:
         self.first_seen_s: dict[Key, float] = {}
         self.watched: dict[Key, dict[str, ElementRule]] = {}
         self.gpu_users: set[str] = set()
+        self.members: dict[tuple[type[Any], str], dict[str, Any]] = {
+            (kind, name): {} for kind, names in self._marks.items() for name in names
+        }
         self._slow = [rule for rule in element_rules if rule.every_rounds > 1]
         self.slow: dict[tuple[str, int], dict[Key, ElementRule]] = {}
         """Under watch of rules that judge each element only every so many rounds, by rule and turn."""
@@ -66,6 +74,8 @@ class Index:
         """Forget everything."""
         for table in (self.by_kind, self.out, self.into, self.histories, self.first_seen_s, self.watched, self.slow):
             table.clear()
+        for members in self.members.values():
+            members.clear()
         self.gpu_users.clear()
 
     def take(self, done: Round, now_s: float, first: bool) -> Met:
@@ -95,6 +105,9 @@ class Index:
                 element = step.after
                 if (group := groups.get(type(element))) is not None:
                     group.append(element)
+        for kind, names in self._marks.items():
+            for name in names:
+                _sort_out(groups[kind], name, self.members[(kind, name)])
         for kind, group in groups.items():  # of masses a screen is one pass over a column
             if group and kind in self._kept:
                 self._look_at_few(kind, group, now_s, met)
@@ -118,7 +131,7 @@ class Index:
                 _pass_gates(user, self._user_gates.get(type(user), ()), met)
 
     def _look_at_few(self, kind: type[Any], elements: Iterable[Any], now_s: float, met: Met) -> None:
-        wanted, gates, here = self._wanted.get(kind), self._gates.get(kind, ()), self.by_kind.setdefault(kind, {})
+        wanted, gates, here = self._horizons.get(kind), self._gates.get(kind, ()), self.by_kind.setdefault(kind, {})
         for element in elements:
             key = key_of(element)
             if ENDED in element.attributes:
@@ -138,9 +151,13 @@ class Index:
             for row in self._user_gates[kind]:
                 met += _column(row, users)
         wanted = self._wanted.get(kind)
-        if wanted is not None:
+        if wanted is not None:  # most of a crowd have none of what is wanted, or too little of it
             for element in elements:
-                self._remember(element, wanted, now_s)
+                metrics = element.metrics
+                for metric, (_, least) in wanted.items():
+                    if metric in metrics and metrics[metric] >= least:
+                        self._remember(element, self._horizons[kind], now_s)
+                        break
 
     def watch(self, rule: ElementRule, key: Key) -> None:
         """Judge the element again in the next round, or when it is its turn, though it may not change."""
@@ -206,6 +223,17 @@ class Index:
             return [(rule, None, None, None)]
         return [(rule, s.metric, COMPARE.get(s.comparison), self._screen_limit(rule, s)) for s in rule.screens]
 
+    def _least(self, rules: Sequence[ElementRule], kind: type[Any], metric: str) -> float:
+        """From which value on the past of a metric is of interest: where the screens of all that want it begin."""
+        limits = []
+        for rule in rules:
+            if metric in rule.histories.get(kind, ()):
+                mine = [
+                    self._screen_limit(rule, s) for s in rule.screens if s.metric == metric and s.comparison[0] == ">"
+                ]
+                limits.append(min(mine) if mine else -math.inf)
+        return min(limits, default=-math.inf)
+
     def _screen_limit(self, rule: Rule, screen: Screen) -> Any:
         return self._overrides.loosest(rule, screen.limit) if isinstance(screen.limit, str) else screen.limit
 
@@ -228,6 +256,9 @@ class Index:
         """An element is gone."""
         if kind is not None and kind in self.by_kind:
             self.by_kind[kind].pop(key, None)
+        if kind in self._marks and isinstance(key, str):
+            for name in self._marks[kind]:
+                self.members[(kind, name)].pop(key, None)
         self.first_seen_s.pop(key, None)
         self.histories.pop(key, None)
         self.watched.pop(key, None)
@@ -262,6 +293,15 @@ def _turn(key: Key, rounds: int) -> int:
     return crc32((key if isinstance(key, str) else key[0]).encode("utf-8", "surrogatepass")) % rounds
 
 
+def _sort_out(elements: Iterable[Any], attribute: str, members: dict[str, Any]) -> None:
+    """Keep those of what is new or changed that have the attribute, and drop those that have it no more."""
+    for element in elements:
+        if attribute in element.attributes and ENDED not in element.attributes:
+            members[element.id] = element
+        elif members:
+            members.pop(element.id, None)
+
+
 def _column(gate: Gate, elements: Sequence[Any]) -> Met:
     """Those of many elements that one screen lets through; what has no such metric never is."""
     rule, name, compare, limit = gate
@@ -292,6 +332,15 @@ def _wanted_histories(rules: Sequence[Rule]) -> dict[type[Any], dict[str, float]
             row = wanted.setdefault(kind, {})
             for metric, seconds in metrics.items():
                 row[metric] = max(seconds, row.get(metric, 0.0))
+    return wanted
+
+
+def _wanted_members(rules: Sequence[Rule]) -> dict[type[Any], set[str]]:
+    """Attributes whose bearers are kept, by kind."""
+    wanted: dict[type[Any], set[str]] = {}
+    for rule in rules:
+        for kind, attribute in rule.members.items():
+            wanted.setdefault(kind, set()).add(attribute)
     return wanted
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from gpuflight.bottlenecks.base import NotYet, Rule, Unknown, Verdict
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from gpuflight.bottlenecks.overrides import Overrides
 
 E = TypeVar("E", bound=Entity)
+T = TypeVar("T")
 Key = str | EdgeKey
 
 
@@ -42,6 +43,7 @@ class Window:
         self.subscribers: Sequence[Any] = ()
         """Each subscriber's state: ``name``, ``policy``, ``statistics`` (received, sent, queued, dropped_by …)."""
         self._index = index
+        self._shared: tuple[int, dict[str, Any]] = (0, {})
         self.overrides = overrides
 
     @property
@@ -61,6 +63,21 @@ class Window:
     def all_edges(self, kind: type[Edge]) -> Iterator[Edge]:
         """Every edge of a kind that some rule declared."""
         return iter(list(self._index.by_kind.get(kind, {}).values()))
+
+    def members(self, kind: type[E], attribute: str) -> list[E]:
+        """Every live entity of a kind that has an attribute, foreign ones too; some rule must declare it in
+        ``members``."""
+        return list(self._index.members.get((kind, attribute), {}).values())
+
+    def shared(self, name: str, make: Callable[[Window], T]) -> T:
+        """What several rules derive from this round: made once, then given to all."""
+        number, made = self._shared
+        if number != self.rounds_count:
+            self._shared = (self.rounds_count, made := {})
+        if name not in made:
+            made[name] = make(self)
+        found: T = made[name]
+        return found
 
     def entity(self, entity_id: str) -> Entity | None:
         """An entity of this round by id."""
