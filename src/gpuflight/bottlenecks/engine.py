@@ -34,7 +34,7 @@ _GAP = 5.0
 _SURVEY_ROUNDS = 36
 """In so many rounds every rule is asked once what it cannot judge: every three minutes at the default interval."""
 _SURVEY_ELEMENTS = 8
-_SURVEY_LOOKS = 1024
+_SURVEY_LOOKS = 256
 _NOTES = 8
 
 Subscribers = Callable[[], Sequence[Any]]
