@@ -25,6 +25,8 @@ class LayoutOptions(Struct, kw_only=True):
     ``shown_processes_max``: beyond this many, only those with most connections have a box of their own.
     ``siblings_max``: at most this many boxes of one kind side by side in one box; the rest folds.
     ``depth_max``: boxes nested deeper than this stand side by side in one group.
+    ``previous``: an earlier picture of the same system by the same layout: one that can starts from its places, so
+    that what did not change stays where it was (``gephi``); the others leave it alone.
     """
 
     title: str = ""
@@ -38,6 +40,7 @@ class LayoutOptions(Struct, kw_only=True):
     shown_processes_max: int = 100
     siblings_max: int = 36
     depth_max: int = 12
+    previous: LayoutGraph | None = None
 
 
 class Layout(Plugin, family="layouts", package="gpuflight.vis.layout"):

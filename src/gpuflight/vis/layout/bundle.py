@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from typing import Any
+from typing import Any, Protocol
 
-from gpuflight.graph import Edge
+from gpuflight.graph import Edge, Graph
 from gpuflight.vis.layout.hardware import HARDWARE_KINDS
 from gpuflight.vis.layout.item import Item, common_ancestor
 from gpuflight.vis.layout.pack import is_chip
-from gpuflight.vis.layout.tree import Forest
 from gpuflight.vis.model import Link
 from gpuflight.vis.text import finite, human, plain_dict
 from gpuflight.vis.visual import QUIET_KINDS, medium_of
@@ -27,6 +26,18 @@ _HOMES = frozenset(
 _WORKLOAD = frozenset(("Process", "Container", "Pod", "Unit"))
 PIPE_PAIRS_MAX = 16
 _SHORT = {"UnixSocket": "unix", "SharedMemory": "shm", "Pipe": "pipe", "MessageQueue": "queue", "Semaphore": "sem"}
+
+
+CROWDED_KINDS = frozenset(("NumaAccess", "NumaDistance", "Proximity"))
+"""Kinds that join nearly all of one kind with all of another: never lines, always in the details."""
+
+
+class Wired(Protocol):
+    """What lines are drawn from: items by id in their tree, the graph, and the deploy edges that nesting shows."""
+
+    graph: Graph
+    items: dict[str, Item]
+    used: set[tuple[str, str, str]]
 
 
 class Bundle:
@@ -47,9 +58,12 @@ class Bundle:
 
 
 class Bundles:
-    """All links of the graph and the bundles that draw some of them."""
+    """All links of the graph and the bundles that draw some of them.
 
-    def __init__(self, forest: Forest) -> None:
+    Where boxes are not ``nested`` nothing is said by place, so every edge is drawn but those between all and all.
+    """
+
+    def __init__(self, forest: Wired, *, nested: bool = True) -> None:
         self.forest = forest
         self.links: list[Link] = []
         self.bundles: dict[tuple[str, str, str], Bundle] = {}
@@ -63,6 +77,10 @@ class Bundles:
             medium = medium_of(kind, edge.category, source_kind, target_kind)
             index = len(self.links)
             self.links.append(_link(edge, kind, medium))
+            if not nested:
+                if kind not in CROWDED_KINDS:
+                    self._add(source, target, medium, index, edge.directed)
+                continue
             if kind in QUIET_KINDS or key in forest.used:
                 continue
             if kind == "Belong" or (medium == "deploy" and target_kind in HARDWARE_KINDS):

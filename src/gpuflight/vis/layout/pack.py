@@ -292,6 +292,11 @@ def place(root: Item, margin: float) -> None:
     """Make every place absolute."""
     root.x = root.y = margin
     root.scale = 1.0
+    place_inside(root)
+
+
+def place_inside(root: Item) -> None:
+    """Make the places of all that is in ``root`` absolute, whose own place and scale are."""
     for item in walk(root):
         inner = item.scale * item.content_scale
         if item.rows and item.scale != 1.0:
