@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 from gpuflight.bottlenecks.base import Rule
 from gpuflight.bottlenecks.engine import Engine, Subscribers
 from gpuflight.bottlenecks.overrides import Override, Overrides
 from gpuflight.bottlenecks.settings import RulesSettings
 from gpuflight.errors import ConfigError
+from gpuflight.graph import Edge, Entity
 from gpuflight.registry import plugins
 
 
@@ -29,9 +32,14 @@ def all_rules(settings: RulesSettings) -> list[Rule]:
 
 
 def make_engine(
-    settings: RulesSettings, *, subscribers: Subscribers | None = None, snapshot: bool = False
+    settings: RulesSettings,
+    *,
+    subscribers: Subscribers | None = None,
+    snapshot: bool = False,
+    about: Collection[type[Entity] | type[Edge]] = (),
 ) -> Engine | None:
-    """The engine as configured; None if it is off. Raises ConfigError with one line per mistake."""
+    """The engine as configured; None if it is off. ``about``: only rules with evidence of one of these kinds. Raises
+    ConfigError with one line per mistake."""
     if not settings.enabled:
         return None
     rules = {rule.name: rule for rule in all_rules(settings)}
@@ -54,7 +62,11 @@ def make_engine(
     if lines:
         raise ConfigError("\n".join(lines))
     wanted = (set(settings.only) or set(rules)) - set(settings.off)
-    chosen = [rule for name, rule in rules.items() if name in wanted]
+    chosen = [
+        rule
+        for name, rule in rules.items()
+        if name in wanted and (not about or any(need.kind in about for need in rule.needs))
+    ]
     overrides = Overrides(
         [Override(rule=each.rule, thresholds=each.thresholds, where=each.where) for each in settings.overrides]
     )

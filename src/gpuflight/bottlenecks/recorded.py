@@ -63,7 +63,7 @@ class Recorded:
         if self.live:
             return told_ms if told_ms >= _LEAST_LIVE_MS else 0.0
         if told_ms < _LEAST_MS:
-            raise Unknown(f"its log tells of {told_ms:.0f} ms of GPU work, {_LEAST_MS:.0f} are needed")
+            raise Unknown(f"its log covers {told_ms:.3g} ms of work on GPUs, {_LEAST_MS:.0f} are needed")
         return told_ms
 
     def saw(self, metric: str, value: float | None = None, samples_count: int = 1) -> Evidence:
@@ -101,5 +101,5 @@ def steps_of(seen: Recorded, least: int = 10) -> float:
     """How many steps there were. Raises Unknown where there are none, or fewer than ``least``."""
     steps = seen.sum("steps_count")
     if steps < least:
-        raise (NotYet if seen.live else Unknown)(f"{steps:.0f} steps, {least} are needed")
+        raise (NotYet if seen.live else Unknown)(f"{steps:.0f} of the {least} steps that are needed")
     return steps

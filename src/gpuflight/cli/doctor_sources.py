@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -13,9 +14,9 @@ from gpuflight.bottlenecks.build import make_engine
 from gpuflight.bottlenecks.diagnosis import Diagnosis, diagnose, place
 from gpuflight.bottlenecks.engine import Engine
 from gpuflight.cli.output import clean, say
-from gpuflight.cli.plugin_settings import make_rules, select_collectors
-from gpuflight.errors import InputError
-from gpuflight.graph import Graph
+from gpuflight.cli.plugin_settings import make_rules
+from gpuflight.errors import InputError, MissingExtra
+from gpuflight.graph import Edge, Entity, Graph, nodes
 from gpuflight.graph.diff import Diff, diff
 from gpuflight.graph.load import LoadedGraph, load_graph, read_rounds
 from gpuflight.rounds import Coverage, Environment, Finding, Round
@@ -24,7 +25,10 @@ if TYPE_CHECKING:
     from gpuflight.settings import Settings
 
 _INTERVAL_S = 1.0
-_SESSION_ROUNDS = 2
+_RECORDED = (nodes.Session, nodes.Kernel, nodes.Stream, nodes.Scope)
+"""Kinds of which a session's log tells; rules about others cannot say anything of it."""
+_HEAD_BYTES = 1 << 16
+_KINETO = (b'"traceEvents"', b'"deviceProperties"')
 _FIRST_VERDICT_ROUND = 3
 T = TypeVar("T")
 
@@ -49,11 +53,13 @@ def look(arguments: argparse.Namespace, settings: Settings) -> tuple[Diagnosis, 
             return _sessions(settings, source)
     if ".jsonl" in os.path.basename(source) or ".ndjson" in os.path.basename(source):
         return _rounds(settings, source, source)
+    if os.path.isfile(source) and _is_trace(source):
+        return _sessions(settings, source)
     return _snapshot(settings, load_graph(source), source)
 
 
-def _engine(settings: Settings, *, snapshot: bool = False) -> Engine:
-    engine = make_engine(make_rules(settings), snapshot=snapshot)
+def _engine(settings: Settings, *, snapshot: bool = False, about: Sequence[type[Entity] | type[Edge]] = ()) -> Engine:
+    engine = make_engine(make_rules(settings), snapshot=snapshot, about=about)
     if engine is None:
         raise InputError("the setting rules.enabled is false: nothing judges")
     return engine
@@ -170,21 +176,26 @@ def _snapshot(settings: Settings, loaded: LoadedGraph, source: str) -> tuple[Dia
     return diagnosis, loaded
 
 
-def _sessions(settings: Settings, folder: str) -> tuple[Diagnosis, LoadedGraph]:
-    """GPU session logs: the graph that the collector of sessions makes of them, judged."""
-    from gpuflight.settings.load import merge
+def _sessions(settings: Settings, path: str) -> tuple[Diagnosis, LoadedGraph]:
+    """GPU sessions that were recorded: the graph that the collector of sessions makes of whole logs, with the facts of
+    their records; judged by the rules, each of which needs but one look at what is over."""
+    try:
+        from gpuflight.cli.doctor_sessions import recorded
+    except ModuleNotFoundError as error:
+        raise MissingExtra(str(error.name), "events", "reading GPU session logs") from None
+    engine = _engine(settings, about=_RECORDED)
+    done = recorded(path)
+    done.findings = engine.judge(done).findings
+    return _told(engine, done, path, 0.0)
 
-    chosen = select_collectors(settings, ["sessions", "host"])
-    chosen.collectors["sessions"] = merge(chosen.collectors.get("sessions", {}), {"folders": [os.path.abspath(folder)]})
-    from gpuflight.cli.session import open_controller
 
-    engine = _engine(chosen)
-    with open_controller(chosen, judge=engine) as controller:
-        for _ in range(_SESSION_ROUNDS):
-            last = controller.run_round()
-        if not any(entity.kind == "Session" for entity in last.graph):
-            raise InputError(f"{folder}: no graph.json, no rounds.jsonl and no GPU session in this folder")
-        return _told(engine, last, folder, last.monotonic_s or 0.0)
+def _is_trace(path: str) -> bool:
+    """Whether a file is a trace of another profiler: an SQLite file, or JSON that begins as the PyTorch profiler's."""
+    with open(path, "rb") as file:
+        head = file.read(_HEAD_BYTES)
+    if head.startswith(b"\x1f\x8b"):
+        head = zlib.decompressobj(31).decompress(head, _HEAD_BYTES)
+    return head.startswith(b"SQLite format 3") or any(word in head for word in _KINETO)
 
 
 def _server(arguments: argparse.Namespace, url: str) -> tuple[Diagnosis, LoadedGraph]:

@@ -22,6 +22,7 @@ _NOUNS = {"critical": ("critical", "critical"), "warn": ("warning", "warnings"),
 _WORD = {"critical": "CRITICAL", "warn": "WARNING", "info": "NOTE"}
 _REASONS = 6
 _EVIDENCE = 4
+_LONGEST = 56
 
 
 def text(diagnosis: Diagnosis, console: Console, *, every_rule: bool = False) -> None:
@@ -72,7 +73,7 @@ def _finding(finding: Finding, number: str, diagnosis: Diagnosis, console: Conso
     line = Text(title)
     line.stylize(_STYLE[finding.severity], _INDENT, _INDENT + len(word))
     console.print(line)
-    where = " › ".join(clean(part) for part in diagnosis.places.get(finding.id, []))
+    where = " › ".join(_short(clean(part)) for part in diagnosis.places.get(finding.id, []))
     if len(finding.entities) > 1:
         where += f" (and {len(finding.entities) - 1} more)"
     if finding.edges:
@@ -88,6 +89,11 @@ def _finding(finding: Finding, number: str, diagnosis: Diagnosis, console: Conso
             _wrapped(console, name, value, width)
     if finding.flapping:
         _wrapped(console, "note", "it comes and goes; it is held until it has been calm for a while", width)
+
+
+def _short(name: str) -> str:
+    """A name that fits a line: those of kernels may have hundreds of characters without a blank."""
+    return name if len(name) <= _LONGEST else f"{name[: _LONGEST - 1]}…"
 
 
 def _cost(finding: Finding) -> str:

@@ -49,6 +49,9 @@ def add_work(values: Values, now: Summary) -> None:
         waits = [wait for wait in now.waits if wait.kind != "stream_wait_event"]  # it is a GPU that waits there
         values.add("host_syncs_count", sum(wait.count for wait in waits))
         values.add("host_sync_wait_ms", _ms(sum(wait.total_ns for wait in waits)))
+    else:
+        for name in ("host_syncs_count", "host_sync_wait_ms"):
+            values.add(name, None, "the log has no waits so far")
 
 
 def _timeline(values: Values, now: Summary, work: WorkSum) -> None:
@@ -92,6 +95,9 @@ def _copies(values: Values, now: Summary, work: WorkSum) -> None:
         values.add("copy_time_ms", _ms(work.copy_ns))
         values.add("htod_copies_count", work.htod_copies)
         values.add("htod_small_copies_count", work.htod_small)
+    else:
+        for name in ("copy_time_ms", "htod_copies_count", "htod_small_copies_count"):
+            values.add(name, None, "the log has no copies so far")
     if now.memsets is not None:
         values.add("memset_time_ms", _ms(work.memset_ns))
     if now.memory is not None:

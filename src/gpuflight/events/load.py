@@ -32,10 +32,13 @@ def size_of(folders: Iterable[SessionFolder]) -> int:
 
 
 def load_folders(
-    store: EventStore, folders: Iterable[SessionFolder], progress: Callable[[int], None] = lambda done_bytes: None
+    store: EventStore,
+    folders: Iterable[SessionFolder],
+    progress: Callable[[int], None] = lambda done_bytes: None,
+    also: Callable[[list[Batch]], None] = lambda batches: None,
 ) -> Loaded:
     """Read folders (``events.files.find_sessions``) into a store that does not have them yet; their losses go with
-    them. ``progress`` is told the bytes of the files that are done."""
+    them. ``progress`` is told the bytes of the files that are done, ``also`` is given every batch."""
     loaded = Loaded()
     done = 0
     for folder in folders:
@@ -47,6 +50,7 @@ def load_folders(
             for batch in batches:
                 waiting.append(batch)
                 rows += batch.count
+            also(batches)
             if batches and batches[-1].place.file != file:
                 done += _size(file)
                 file = batches[-1].place.file
@@ -61,11 +65,17 @@ def load_folders(
     return loaded
 
 
-def load_import(store: EventStore, trace: Import, progress: Callable[[int], None] = lambda done_bytes: None) -> Loaded:
+def load_import(
+    store: EventStore,
+    trace: Import,
+    progress: Callable[[int], None] = lambda done_bytes: None,
+    also: Callable[[list[Batch]], None] = lambda batches: None,
+) -> Loaded:
     """Read a file of another profiler (``events.imports``) into a store. What is there of it already, of an import
-    before or one that was cut off, is not stored again."""
+    before or one that was cut off, is not stored again. ``also`` is given every batch."""
     loaded = Loaded()
     for number, batches in enumerate(trace):
+        also(batches)
         written = store.write(batches, Source(f"import {trace.identity}", number, number + 1))
         loaded.rows += written.rows
         for batch in batches:

@@ -10,6 +10,11 @@ from gpuflight.graph import nodes
 _GAPS = ("gpu_active_ms", "gpu_gaps_long_count", "gpu_gaps_long_ms")
 
 
+def _percent(value: float) -> str:
+    """Whole percents, but of the little that is left."""
+    return f"{value:.0f}" if value >= 10 else f"{value:.1f}"
+
+
 class GpuIdleGaps(ElementRule):
     """A program's GPUs do nothing for much of the time between its first and its last work on them.
 
@@ -47,7 +52,7 @@ class GpuIdleGaps(ElementRule):
         if busy >= look.limit("busy") and pauses <= look.limit("pauses"):
             return CLEAR
         long = seen.sum("gpu_gaps_long_count")
-        message = f"the GPU of {look.label} is busy {busy:.0f} % of {told_ms / 1e3:.1f} s {seen.during()}"
+        message = f"the GPU of {look.label} is busy {_percent(busy)} % of {told_ms / 1e3:.1f} s {seen.during()}"
         if long:
             message += f"; {long:.0f} pauses over 500 ms make up {long_ms / 1e3:.1f} s"
         if longest := look.element.attributes.get("longest_gap"):
@@ -57,7 +62,7 @@ class GpuIdleGaps(ElementRule):
             [
                 seen.saw("gpu_timeline_ms"),
                 seen.saw("gpu_active_ms"),
-                seen.saw("gpu_gaps_long_ms", samples_count=int(long)),
+                *([seen.saw("gpu_gaps_long_ms", samples_count=int(long))] if long else []),
             ],
             entities=seen.around(),
             cost_gpu_s=round(1 - busy / 100, 3),

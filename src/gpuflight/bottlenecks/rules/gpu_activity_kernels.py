@@ -11,6 +11,8 @@ from gpuflight.graph import edges, nodes
 
 _MATRIX = re.compile(r"gemm|cutlass|xmma|cublas|flash|attention|conv|nvjet|wgmma", re.IGNORECASE)
 """Kernels on tensor cores hold their data in registers: a low occupancy is how they are made."""
+_LEAST_MS = 10.0
+"""A kernel that ran for less in all holds nobody back."""
 _GIVEN = "sessions, cupti: logs with launch details"
 _OWNER = (edges.Launch,)
 
@@ -27,8 +29,9 @@ def _around(look: Look) -> list[str]:
 
 
 def _share(look: Look) -> float:
-    """Share of the time of all kernels of its sessions (%)."""
-    return look.metric("session_share_pct")
+    """Share of the time of all kernels of its sessions (%); 0 of one that hardly ran."""
+    share = look.metric("session_share_pct")
+    return share if look.metric("gpu_time_ms") >= _LEAST_MS else 0.0
 
 
 class LowOccupancy(ElementRule):
@@ -55,7 +58,7 @@ class LowOccupancy(ElementRule):
         ),
         "share": Threshold(value=10, clear_at=8, unit="% of the kernels' time", source="top kernels only", guess=True),
     }
-    guard = "it takes a tenth of the kernels' time or more"
+    guard = "it takes a tenth of the kernels' time or more, and at least 10 ms"
     whole_session = True
     relations = _OWNER
     explains = ("dominant_stall",)
@@ -102,7 +105,7 @@ class RegisterPressure(ElementRule):
         ),
         "share": Threshold(value=10, clear_at=8, unit="% of the kernels' time", source="top kernels only", guess=True),
     }
-    guard = "it takes a tenth of the kernels' time or more"
+    guard = "it takes a tenth of the kernels' time or more, and at least 10 ms"
     whole_session = True
     relations = _OWNER
     explains = ("low_occupancy", "local_memory_spill")
@@ -136,7 +139,7 @@ class LocalMemorySpill(ElementRule):
         "local": Threshold(value=0, unit="bytes per thread", source="GPUFlight backend: any"),
         "share": Threshold(value=1, unit="% of the kernels' time", source="less is nobody's concern", guess=True),
     }
-    guard = "it takes more than 1 % of the kernels' time"
+    guard = "it takes more than 1 % of the kernels' time, and at least 10 ms"
     whole_session = True
     relations = _OWNER
     explains = ("dominant_stall",)
@@ -179,7 +182,7 @@ class TailEffect(ElementRule):
         "last": Threshold(value=0.5, unit="of the last wave", source="as above", guess=True, falling=True),
         "share": Threshold(value=1, unit="% of the kernels' time", source="as above", guess=True),
     }
-    guard = "it takes more than 1 % of the kernels' time"
+    guard = "it takes more than 1 % of the kernels' time, and at least 10 ms"
     whole_session = True
     relations = _OWNER
     cost_formula = "unknown: the share of the SMs that wait, times the kernel's time, if nothing else runs meanwhile"

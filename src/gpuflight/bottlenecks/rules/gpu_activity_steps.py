@@ -253,7 +253,7 @@ class StepOutliers(ElementRule):
         steps, outliers = look.metric("steps_judged_count"), look.metric("step_outliers_count")
         if steps < look.limit("steps"):
             raise (NotYet if look.element.attributes.get("state") == "live" else Unknown)(
-                f"{steps:.0f} steps, {look.limit('steps'):.0f} are needed"
+                f"{steps:.0f} of the {look.limit('steps'):.0f} steps that are needed"
             )
         if outliers <= look.limit("outliers"):
             return CLEAR

@@ -260,8 +260,9 @@ def stall_of(metric: str) -> str:
 
 
 def thread_efficiency_pct(work: WorkSum) -> float | None:
-    """Threads that took part in an instruction, of 32 (%); None where it was not counted."""
-    if not work.instructions or not work.thread_instructions:
+    """Threads that took part in an instruction, of 32 (%); None where it was not counted, or not in the same passes
+    (an instruction has at least one thread)."""
+    if not work.instructions or work.thread_instructions < work.instructions:
         return None
     return min(100.0 * work.thread_instructions / (_THREADS_PER_WARP * work.instructions), 100.0)
 

@@ -28,6 +28,10 @@ class Store(Protocol):
         """The answer to a query as dicts."""
         ...
 
+    def columns(self, sql: str, values: Sequence[Any] = ()) -> dict[str, Any]:
+        """The answer to a query as numpy arrays by column."""
+        ...
+
 
 class Reader:
     """A store and the sessions that a question is about."""

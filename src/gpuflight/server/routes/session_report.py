@@ -99,7 +99,7 @@ async def table(
 
     def pieces_of(reader: Reader) -> Iterator[bytes]:
         if form == "arrow":
-            return arrow_stream(reader.store, reader.sessions, name)  # type: ignore[arg-type]
+            return arrow_stream(reader.store, reader.sessions, name)
         return text_of(reader, name, form)
 
     pieces = await _ask_reader(state, session_id, pieces_of)
