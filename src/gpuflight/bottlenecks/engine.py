@@ -31,8 +31,12 @@ log = logging.getLogger(__name__)
 
 _GAP = 5.0
 """Rounds this many times farther apart than the ones before have a hole between them: what is pending begins anew."""
-_SURVEY_ROUNDS = 36
-"""In so many rounds every rule is asked once what it cannot judge: every three minutes at the default interval."""
+_SURVEY_ROUNDS = 96
+"""In so many rounds every rule is asked once what it cannot judge: every eight minutes at the default interval."""
+_WHOLE_SURVEYS = (1, 3)
+"""Rounds in which every rule is asked: the first, and the first one that has all rates."""
+_FIRST_SIGHT = ("this was the first", "at its first sight")
+"""Ends of reasons that the next round takes away."""
 _SURVEY_ELEMENTS = 8
 _SURVEY_LOOKS = 256
 _NOTES = 8
@@ -96,7 +100,8 @@ class Engine:
         for rule, element in self._due(met):
             self._judge_element(rule, element, cleared)
         for group in self._group_rules:
-            self._judge_group(group, cleared)
+            if window.rounds_count % group.every_rounds == 0 or window.rounds_count == 1:
+                self._judge_group(group, cleared)
         self._end_the_gone(cleared)
         findings = fold(self._findings(), self.rules, window)
         notes = [
@@ -145,13 +150,14 @@ class Engine:
         return state
 
     def _survey_some(self) -> list[Note]:
-        """A part of the rules each round, all of them in the first, about some elements of each kind: why rules cannot
-        judge, each reason with how many rules it concerns."""
+        """A part of the rules each round, all of them in the first ones, about some elements of each kind: why rules
+        cannot judge, each reason with how many rules it concerns."""
         turn = self.window.rounds_count
         for number, (name, rule) in enumerate(self.rules.items()):
-            if turn == 1 or number % _SURVEY_ROUNDS == turn % _SURVEY_ROUNDS:
+            if turn in _WHOLE_SURVEYS or number % _SURVEY_ROUNDS == turn % _SURVEY_ROUNDS:
                 state = self._state_of(rule, self._some)
-                self._unknown[name] = next(iter(state.unknown)) if state.state == "unknown" else ""
+                why = next(iter(state.unknown)) if state.state == "unknown" else ""
+                self._unknown[name] = "" if turn == 1 and why.endswith(_FIRST_SIGHT) else why
         counts = Counter(reason for reason in self._unknown.values() if reason)
         return [Note(reason=f"rules that cannot judge: {reason}", count=n) for reason, n in counts.most_common(_NOTES)]
 
@@ -214,7 +220,7 @@ class Engine:
             if element is not None:
                 due.setdefault((rule.name, key), (rule, element))
         for rule in self._element_rules:
-            if rule.every_round:
+            if rule.every_round and self.window.rounds_count % rule.every_rounds == 0:
                 for kind in rule.subjects():
                     for key, element in self._index.by_kind.get(kind, {}).items():
                         due[(rule.name, key)] = (rule, element)
