@@ -58,9 +58,14 @@ class Document(Struct, kw_only=True):
 
 
 class Renderer(Plugin, family="renderers", package="gpuflight.vis.render"):
-    """Base of every renderer. ``suffix`` is what its files end with."""
+    """Base of every renderer. ``suffix`` is what its files end with; ``binary`` says that they are not UTF-8 text.
+
+    One that needs a package or a program of the machine raises MissingExtra or SourceUnavailable without it, in one
+    line that says how to get it.
+    """
 
     suffix: ClassVar[str]
+    binary: ClassVar[bool] = False
 
     @abstractmethod
     def build(self, layout: LayoutGraph) -> Document:
@@ -69,3 +74,12 @@ class Renderer(Plugin, family="renderers", package="gpuflight.vis.render"):
     @abstractmethod
     def write(self, document: Any, file: BinaryIO) -> None:
         """Write a document that ``build`` made. The same document always gives the same bytes."""
+
+    def keep(self, document: Any, previous: BinaryIO) -> Document:
+        """``document`` with what a person changed by hand in an earlier file of this format, which it will replace.
+
+        Formats that people go on editing (DrawIO) keep what was moved and added; the others keep nothing. Raises
+        InputError for a file that is not of this format.
+        """
+        kept: Document = document
+        return kept

@@ -11,6 +11,7 @@ from typing import Any, Literal
 
 from msgspec import Struct, field
 
+from gpuflight.graph import Edge, Entity
 from gpuflight.rounds import Coverage, Environment, Finding
 
 Role = Literal["frame", "card", "chip", "group"]
@@ -31,7 +32,8 @@ class Box(Struct, gc=False, kw_only=True, omit_defaults=True):
 
     ``scale`` is the size of its text relative to normal: what stands inside a group is drawn smaller and read by
     zooming in. ``rule`` says, for a group, why these were folded; ``count`` how many entities it stands for, deep.
-    ``missing`` marks an entity that an edge names but the graph does not hold.
+    ``missing`` marks an entity that an edge names but the graph does not hold. ``change``: what a comparison found,
+    ``added``, ``removed`` or ``changed`` (set by ``gpuflight.vis.changes``).
     """
 
     id: str
@@ -56,11 +58,12 @@ class Box(Struct, gc=False, kw_only=True, omit_defaults=True):
     count: int = 1
     synthetic: bool = False
     missing: bool = False
+    change: str = ""
 
 
 class Link(Struct, gc=False, kw_only=True, omit_defaults=True):
     """One edge of the graph, between the boxes of its two ends. ``route`` is the index of the route that draws it, -1
-    if it is not drawn until asked for (nesting already says it, or it would hide the rest)."""
+    if it is not drawn until asked for (nesting already says it, or it would hide the rest). ``change``: as of a box."""
 
     source: str
     target: str
@@ -72,12 +75,14 @@ class Link(Struct, gc=False, kw_only=True, omit_defaults=True):
     metrics: dict[str, Any] = field(default_factory=dict)
     unknown: dict[str, str] = field(default_factory=dict)
     route: int = -1
+    change: str = ""
 
 
 class Route(Struct, gc=False, kw_only=True, omit_defaults=True):
     """A drawn line: all links of one medium between two boxes as shown, with its way.
 
     ``forward`` and ``backward`` tell which ends carry an arrow. ``weight`` is 0 to 1 among the routes of the medium.
+    ``change``: that of its links if all changed alike, else ``changed`` if any did.
     """
 
     source: str
@@ -89,6 +94,7 @@ class Route(Struct, gc=False, kw_only=True, omit_defaults=True):
     backward: bool = False
     weight: float = 0.0
     links: list[int] = field(default_factory=list)
+    change: str = ""
 
 
 class LegendEntry(Struct, gc=False):
@@ -101,7 +107,11 @@ class LegendEntry(Struct, gc=False):
 
 
 class LayoutGraph(Struct, kw_only=True):
-    """A laid out picture. ``notes`` says in words what a reader must know that the boxes do not show."""
+    """A laid out picture. ``notes`` says in words what a reader must know that the boxes do not show.
+
+    ``entities`` and ``edges`` are the elements of the graph that was placed, as they are there: formats for other
+    programs (GEXF, CSV, JSON …) need their identity and values, whatever the layout folded.
+    """
 
     title: str
     layout: str
@@ -120,3 +130,5 @@ class LayoutGraph(Struct, kw_only=True):
     notes: list[str] = field(default_factory=list)
     round_number: int = 0
     time_ns: int = 0
+    entities: list[Entity] = field(default_factory=list)
+    edges: list[Edge] = field(default_factory=list)

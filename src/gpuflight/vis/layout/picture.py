@@ -73,6 +73,8 @@ def finish(name: str, forest: Placed, bundles: Bundles, drawn: Iterable[Bundle])
         notes=notes,
         round_number=options.round_number,
         time_ns=options.time_ns,
+        entities=list(forest.graph.nodes.values()),
+        edges=list(forest.graph.edges.values()),
     )
 
 
