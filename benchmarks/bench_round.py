@@ -28,7 +28,8 @@ from typing import Any
 
 import psutil
 
-from gpuflight.cli.plugin_settings import make_collectors
+from gpuflight.bottlenecks.build import make_engine
+from gpuflight.cli.plugin_settings import collector_names, make_collectors, make_rules
 from gpuflight.core.controller import Controller
 from gpuflight.settings import Settings
 from gpuflight.sources.open import open_world
@@ -74,12 +75,18 @@ def beside(what: str, count: int) -> Iterator[None]:
 
 
 @contextmanager
-def controller(history_bytes: int | None = None) -> Iterator[Controller]:
-    """A controller as ``gpuflight run`` makes it."""
+def controller(history_bytes: int | None = None, *, everything: bool = True) -> Iterator[Controller]:
+    """A controller as ``gpuflight run`` makes it; without ``everything`` only what psutil tells something of: no rules,
+    and no probes in the kernel."""
     settings = Settings()
+    if not everything:
+        settings.collectors = {
+            name: {"enabled": False} for name in collector_names() if name.startswith(("kernel_", "cuda_"))
+        }
     if history_bytes is not None:
         settings.history.max_bytes = history_bytes
-    made = Controller(open_world(), settings=settings, collectors=make_collectors(settings))
+    judge = make_engine(make_rules(settings)) if everything else None
+    made = Controller(open_world(), settings=settings, collectors=make_collectors(settings), judge=judge)
     try:
         yield made
     finally:
@@ -115,7 +122,7 @@ def cpu_ms(work: Callable[[], Any]) -> float:
 
 
 def bench_against_psutil(processes: int, pairs: int, rounds: int) -> None:
-    with beside(IDLE_PROCESSES, processes), beside(CONNECTIONS, pairs), controller() as core:
+    with beside(IDLE_PROCESSES, processes), beside(CONNECTIONS, pairs), controller(everything=False) as core:
         first = cpu_ms(core.run_round)
         for _ in range(2):
             core.run_round()
@@ -135,6 +142,16 @@ def bench_against_psutil(processes: int, pairs: int, rounds: int) -> None:
         )
         print("  " + ", ".join(f"{line.collector} {line.cpu_ms:.1f}" for line in sorted(
             done.coverage, key=lambda line: -line.cpu_ms) if line.cpu_ms >= 0.3))  # fmt: skip
+        core.close()
+        with controller() as whole:
+            first = cpu_ms(whole.run_round)
+            for _ in range(2):
+                whole.run_round()
+            spent = []
+            for _ in range(rounds):
+                gc.collect()
+                spent.append(cpu_ms(whole.run_round))
+            print(f"  with rules and kernel probes {statistics.median(spent):.1f} ms (first {first:.1f} ms)")
 
 
 def bench_steady(rounds: int) -> None:
