@@ -18,7 +18,8 @@ Say what holds this machine back: findings, the costliest first, each with the n
 what to do and how to check it; then what could not be judged, and how to see it.
 
 Looks at this machine for some seconds, or at what --from names: a recording, a graph.json or run folder, a stream of
-rounds, a folder with GPU session logs, or the URL of a gpuflight-server.
+rounds, a folder with GPU session logs, a trace of the PyTorch profiler or an SQLite export of Nsight Systems, or the
+URL of a gpuflight-server.
 
 exit codes: 0 healthy, 1 warnings, 2 critical, 3 could not judge (also what --from names cannot be read)
 """
