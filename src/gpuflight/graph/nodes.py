@@ -68,7 +68,8 @@ class Thread(Entity, tag="Thread", gc=False, kw_only=True):
 
 class Container(Entity, tag="Container", gc=False, kw_only=True):
     """A container by its full id. attributes: name, runtime, image, pod_uid, cgroup.
-    metrics: cpu_pct (of one core), cpu_quota_cores, throttled_pct (of the enforcement periods), memory_used_bytes,
+    metrics: cpu_pct (of one core), cpu_quota_cores, throttled_pct (of the enforcement periods),
+    enforcement_periods_count (in the round; none pass while it wants no CPU), memory_used_bytes,
     memory_limit_bytes, oom_kills_count, pids_count, pids_limit_count; no limit metric where no limit is set. Of its
     processes' CUDA: gpu_used_cores, gpu_held_bytes (as the edges Access say)."""
 
@@ -148,7 +149,8 @@ class SharedMemory(Entity, tag="SharedMemory", gc=False, kw_only=True):
 
 class MessageQueue(Entity, tag="MessageQueue", gc=False, kw_only=True):
     """A message queue: mechanism ``posix`` or ``sysv``, and its key.
-    metrics: queued_bytes, messages_count, limit_bytes."""
+    metrics: queued_bytes, messages_count, waiting_count, limit_bytes (System V: kernel.msgmnb, unless its maker chose
+    otherwise)."""
 
     mechanism: str
     key: str
@@ -202,7 +204,8 @@ class GPU(Entity, tag="GPU", gc=False, kw_only=True):
     clock_event_reasons, fabric_state, numa_node (or numa_nodes), cpus (local CPUs), nvlink_version, nvlinks_down,
     foreign_pidns, stale_reason, on_pci_bus, events (of this round), last_xid and last_xid_time …
 
-    metrics: sm_util_pct, memory_util_pct, memory_total_bytes, memory_used_bytes, memory_reserved_bytes,
+    metrics: sm_util_pct, memory_util_pct, by GPM (Hopper and later, means over the round) sm_active_pct,
+    sm_occupancy_pct, tensor_active_pct, dram_active_pct; memory_total_bytes, memory_used_bytes, memory_reserved_bytes,
     memory_unattributed_bytes (in use by no process that NVML lists), memory_unmatched_bytes (of processes that NVML
     lists but /proc does not show), processes_count, sm_clock_hz, memory_clock_hz, sm_clock_max_hz, power_watts,
     power_limit_watts, temperature_celsius, pcie_gen, pcie_gen_max, pcie_width, pcie_width_max, pcie_rx_bytes_per_s,
@@ -218,7 +221,8 @@ class GPU(Entity, tag="GPU", gc=False, kw_only=True):
 
 class MigInstance(Entity, tag="MigInstance", gc=False, kw_only=True):
     """A MIG device by UUID. attributes: name, profile, gpu_instance, compute_instance.
-    metrics: memory_total_bytes, memory_used_bytes (utilisation is not reported by NVML on MIG: unknown, not 0)."""
+    metrics: memory_total_bytes, memory_used_bytes, by GPM sm_util_pct, sm_active_pct, sm_occupancy_pct,
+    tensor_active_pct, dram_active_pct (before Hopper NVML reports no utilisation on MIG: unknown, not 0)."""
 
     uuid: str
 

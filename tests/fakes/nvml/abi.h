@@ -31,6 +31,14 @@ struct attributes {
     uint64_t memory_mib;
 };
 struct event_data { void *device; uint64_t type, data; unsigned gpu_instance, compute_instance; };
+struct gpm_metric {
+    unsigned id;
+    int result;
+    double value;
+    struct { const char *short_name, *long_name, *unit; } info;
+};
+struct gpm_metrics { unsigned version, count; struct gpm_sample *first, *second; struct gpm_metric metrics[]; };
+struct gpm_support { unsigned version, supported; };
 struct fabric_v1 { unsigned char cluster[16]; int status; uint32_t clique; unsigned char state; };
 struct fabric_v2 { unsigned version; unsigned char cluster[16]; int status; uint32_t clique; unsigned char state; uint32_t health; };
 
@@ -40,6 +48,8 @@ _Static_assert(sizeof(struct process_v1) == 16, "nvmlProcessInfo_v1_t");
 _Static_assert(sizeof(struct process_v2) == 24, "nvmlProcessInfo_v2_t");
 _Static_assert(sizeof(struct process_535) == 32, "nvmlProcessInfo_t of driver 535");
 _Static_assert(sizeof(struct field_value) == 40, "nvmlFieldValue_t");
+_Static_assert(sizeof(struct gpm_metric) == 40, "nvmlGpmMetric_t");
+_Static_assert(sizeof(struct gpm_metrics) == 24, "nvmlGpmMetricsGet_t");
 _Static_assert(sizeof(struct fabric_v2) == 36, "nvmlGpuFabricInfo_v2_t");
 
 #endif

@@ -251,6 +251,7 @@ Result machine_enter(const char *function, Device device) {
     }
     Result result = NVML_SUCCESS;
     const char *failure = described ? directive("fail", function, device) : NULL;
+    if (failure && !strcmp(failure, "no")) failure = NULL;
     if (!initialised)
         result = NVML_UNINITIALIZED;
     else if (!described)

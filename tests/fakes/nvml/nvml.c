@@ -239,6 +239,52 @@ API Result nvmlDeviceGetDecoderUtilization(Device d, unsigned *pct, unsigned *pe
     unsigned unused;
     return two(d, "codec_utilization", &unused, pct);
 }
+
+/* ---- GPM: what two samples say is the description at the time of the second ---- */
+struct gpm_sample { Device device; };
+API Result nvmlGpmQueryDeviceSupport(Device d, struct gpm_support *out) {
+    ENTER(d);
+    if (out->version != 1) return NVML_ARGUMENT_VERSION_MISMATCH;
+    out->supported = machine_text(d, "gpm.2") != NULL;
+    return NVML_SUCCESS;
+}
+API Result nvmlGpmSampleAlloc(struct gpm_sample **out) {
+    ENTER_SYSTEM();
+    *out = calloc(1, sizeof **out);
+    return *out ? NVML_SUCCESS : NVML_UNKNOWN;
+}
+API Result nvmlGpmSampleFree(struct gpm_sample *sample) {
+    free(sample);
+    return NVML_SUCCESS;
+}
+API Result nvmlGpmSampleGet(Device d, struct gpm_sample *sample) {
+    ENTER(d);
+    sample->device = d;
+    return NVML_SUCCESS;
+}
+API Result nvmlGpmMigSampleGet(Device d, unsigned gpu_instance, struct gpm_sample *sample) {
+    ENTER(d);
+    for (unsigned i = 0; i < MAX_MIGS; i++) {
+        double instance;
+        Device mig = machine_mig(d, i);
+        if (mig && !machine_number(mig, "gpu_instance", &instance) && (unsigned)instance == gpu_instance) {
+            sample->device = mig;
+            return NVML_SUCCESS;
+        }
+    }
+    return NVML_NOT_FOUND;
+}
+API Result nvmlGpmMetricsGet(struct gpm_metrics *out) {
+    ENTER_SYSTEM();
+    if (out->version != 1) return NVML_ARGUMENT_VERSION_MISMATCH;
+    if (!out->first->device || out->first->device != out->second->device) return NVML_INVALID_ARGUMENT;
+    for (unsigned i = 0; i < out->count; i++) {
+        char key[32];
+        snprintf(key, sizeof key, "gpm.%u", out->metrics[i].id);
+        out->metrics[i].result = machine_number(out->second->device, key, &out->metrics[i].value);
+    }
+    return NVML_SUCCESS;
+}
 static Result clock_mhz(Device d, const char *key, unsigned domain, unsigned *out) {
     double value; /* graphics, SM, memory, video: the order of nvmlClockType_t */
     if (domain > 3) return NVML_INVALID_ARGUMENT;

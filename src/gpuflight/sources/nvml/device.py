@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from gpuflight.sources.nvml.gpm import BUSY, UNITS, Gpm
 from gpuflight.sources.nvml.library import (
     DEPRECATED,
     FUNCTION_NOT_FOUND,
@@ -50,6 +51,8 @@ class Device:
         self._busy_until_s: dict[tuple[str, ...], float] = {}
         self._links = LinkReader(library, handle, self._what)
         self._utilisation = Utilisation()
+        self._units = Gpm(library, handle, self._what, UNITS)
+        self._instances: dict[int, Gpm] = {}
         self.uuid: str = self._call("nvmlDeviceGetUUID")
         self._static = Gpu(uuid=self.uuid, index=index)
         self._read_static(self._static)
@@ -81,6 +84,7 @@ class Device:
         self._memory(self.handle, gpu.facts, gpu.metrics, gpu.unknown)
         self._fields(gpu, now_s)
         self._fabric(gpu)
+        self._units.read(gpu.metrics, gpu.unknown)
         try:
             gpu.links = self._links.read()
         except Refused as refused:
@@ -238,6 +242,7 @@ class Device:
                 gpu.unknown["mig_devices"] = refused.reason
                 continue
             self._mig(mig, handle)
+            self._instance(mig)
             gpu.migs.append(mig)
             total = mig.metrics.get("memory_total_bytes")
             processes, garbled, reason = list_processes(
@@ -253,6 +258,24 @@ class Device:
                 if key not in known:
                     known.add(key)
                     gpu.processes.append(process)
+
+    def _instance(self, mig: Mig) -> None:
+        """What GPM says of a MIG device's GPU instance, where it has it for itself."""
+        number = mig.gpu_instance
+        if number is None or mig.compute_instance != 0:
+            return
+        if number not in self._instances:
+            self._instances[number] = Gpm(self._library, self.handle, self._what, BUSY | UNITS, number)
+        known = dict(mig.metrics), dict(mig.unknown)
+        self._instances[number].read(mig.metrics, mig.unknown)
+        if "sm_util_pct" in known[0]:  # this driver tells it itself
+            mig.metrics["sm_util_pct"] = known[0]["sm_util_pct"]
+            mig.unknown.pop("sm_util_pct", None)
+
+    def close(self) -> None:
+        """Give back what NVML keeps for it."""
+        for gpm in (self._units, *self._instances.values()):
+            gpm.close()
 
     def _mig(self, mig: Mig, handle: Any) -> None:
         try:

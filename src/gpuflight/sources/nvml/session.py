@@ -139,4 +139,6 @@ class Session:
         """Give NVML back."""
         if self._events is not None:
             self._events.close()
+        for device in self._devices:
+            device.close()
         self.library.close()
