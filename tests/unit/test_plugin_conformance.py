@@ -165,6 +165,10 @@ def has_what_it_needs(name: str) -> bool:
 READY = [name for name in plugins(Renderer) if has_what_it_needs(name)]
 
 
+PLAIN = {"csv"}
+"""Formats in which a tag is text like any other; what means something in them is tested where they are."""
+
+
 def ids_of(boxes: list[Box]) -> list[str]:
     found = []
     pending = list(boxes)
@@ -200,7 +204,7 @@ def test_hostile_names_do_nothing(layout: str, renderer: str) -> None:
     if plugins(Renderer)[renderer].binary:
         return
     text = written.decode("utf-8")  # whatever the names are
-    for raw in ("<script>alert(1)", "<img src=x", "]]><!--", "\x1b"):
+    for raw in ("\x1b",) if renderer in PLAIN else ("<script>alert(1)", "<img src=x", "]]><!--", "\x1b"):
         assert raw not in text, raw
 
 
