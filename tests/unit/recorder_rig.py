@@ -22,7 +22,7 @@ UUID_TEXT = "GPU-01020304-0506-0708-090a-0b0c0d0e0f10"
 
 def options(folder: Path, **more: Any) -> Options:
     facts: dict[str, Any] = {"app": "train", "folder": str(folder), "wait_for_cuda": False, "kinds": KINDS}
-    facts |= {"metrics_interval_s": 0.0, "quiet": True, **more}
+    facts |= {"metrics_interval_s": 0.0, "quiet": True, "gc_ranges": False, **more}
     return Options(**facts).checked()
 
 

@@ -27,7 +27,8 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     somebody asks. ``stacks``: the Python stack of every n-th launch (0: of none). ``metrics_interval_s``: between two
     readings of host and GPUs (0: none). ``max_pending_bytes``: records that wait to be written; beyond it they are
     dropped and counted. ``wait_for_cuda``: CUPTI is not touched before the program has loaded the CUDA driver, so that
-    children it forks before that may still use CUDA. ``quiet``: no line on stderr, whatever happens.
+    children it forks before that may still use CUDA. ``gc_ranges``: garbage collections are scopes. ``quiet``: no line
+    on stderr, whatever happens.
     """
 
     app: str = ""
@@ -43,6 +44,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     buffer_bytes: int = 8 << 20
     wait_for_cuda: bool = True
     torch_ranges: bool = True
+    gc_ranges: bool = True
     compress: bool = True
     rotate_after_s: float = 0.0
     quiet: bool = False

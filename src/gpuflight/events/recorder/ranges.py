@@ -56,6 +56,12 @@ class Ranges:
             self._capture.pop()
         self._note((self._clock.now_ns(), opened.instance, opened.name, 1, opened.depth, opened.began_ns))
 
+    def passed(self, name: str, began_ns: int, ended_ns: int) -> None:
+        """A scope that is over already; launches inside do not carry it."""
+        depth, instance = _depth.get(), next(self._numbers)
+        self._note((began_ns, instance, name, 0, depth, began_ns))
+        self._note((ended_ns, instance, name, 1, depth, began_ns))
+
     def write(self, writer: SessionWriter) -> None:
         """Everything that was noted so far."""
         waiting, rows = self._waiting, []

@@ -17,6 +17,7 @@ from gpuflight.events.recorder.binding import Binding, Why, load, profiling_in_t
 from gpuflight.events.recorder.capture import Capture
 from gpuflight.events.recorder.clock import Clock
 from gpuflight.events.recorder.control import Answer, ControlServer, Request
+from gpuflight.events.recorder.garbage import Garbage
 from gpuflight.events.recorder.lifecycle import cuda_is_loaded
 from gpuflight.events.recorder.metrics import Metrics
 from gpuflight.events.recorder.options import Options
@@ -60,6 +61,7 @@ class Recorder:
         self._wake_in, self._wake_out = -1, -1
         self.capture = Capture(options, self.clock, self.wake, make)
         self.ranges = Ranges(self.clock, self.capture)
+        self._garbage = Garbage(self.ranges, self.clock)
         self.metrics = Metrics(self.clock, options.metrics_interval_s)
         self.stacks = Stacks(options.stacks)
         self._window = Window(options, self.clock.now_ns())
@@ -104,6 +106,8 @@ class Recorder:
             if not self.options.quiet:
                 log.warning("gpuflight records nothing: %s", self.problem)
             return False
+        if self.options.gc_ranges:
+            self._garbage.start()
         return True
 
     def _open(self) -> None:
@@ -159,6 +163,7 @@ class Recorder:
             if self._closed.is_set():
                 return True
             self._closing_in = threading.get_ident()
+            self._garbage.stop()
             self._ending.set()
             self.wake()
             if self._thread is not None and not ours:
@@ -201,6 +206,7 @@ class Recorder:
     def forget_in_child(self) -> bool:
         """In a forked child: the session is the parent's. Answers whether the parent used CUPTI."""
         used = self.capture.ever_ran
+        self._garbage.stop()
         if not self._closed.is_set():
             self._closed.set()
             if self._writer is not None:
