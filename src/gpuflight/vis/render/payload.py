@@ -17,9 +17,10 @@ from gpuflight.vis.visual import CATEGORIES, GLYPHS, KIND_NOUN, MEDIA
 LABEL_LIMIT = 200
 BOX_COLUMNS = (
     "id", "parent", "kind", "category", "role", "place", "scale", "header", "label", "lines", "bars", "count", "rule",
-    "flags", "facts",
+    "flags", "facts", "change",
 )  # fmt: skip
 ROLES = ("frame", "card", "chip", "group")
+CHANGES = ("", "added", "removed", "changed")
 QUIET_MEDIA = ("placement", "attribute")
 """Media that the viewer leaves out until the reader asks for them."""
 
@@ -66,6 +67,7 @@ def payload(layout: LayoutGraph) -> dict[str, Any]:
             "media": MEDIA,
             "glyphs": GLYPHS,
         },
+        "changes": CHANGES,
         "coverage": [_cleaned(msgspec.to_builtins(line)) for line in layout.coverage],
         "findings": _findings(layout, index, edge_index),
         "boxes": boxes,
@@ -111,6 +113,7 @@ def _boxes(layout: LayoutGraph, words: _Table) -> tuple[dict[str, list[Any]], di
         add["rule"](words.of(box.rule))
         add["flags"]((1 if box.synthetic else 0) + (2 if box.missing else 0))
         add["facts"](_facts(box.attributes, box.metrics, box.unknown, box.ns))
+        add["change"](CHANGES.index(box.change))
         stack.extend((child, number) for child in reversed(box.children))
     return columns, index
 
@@ -142,7 +145,9 @@ def _deep(value: Any) -> Any:
 def _links(
     layout: LayoutGraph, index: dict[str, int], words: _Table, wanted: set[str], edge_index: dict[str, int]
 ) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {name: [] for name in ("ends", "kind", "medium", "directed", "route", "facts")}
+    columns: dict[str, list[Any]] = {
+        name: [] for name in ("ends", "kind", "medium", "directed", "route", "facts", "change")
+    }
     ends, kinds, media = columns["ends"], columns["kind"], columns["medium"]
     for number, link in enumerate(layout.links):
         ends.append(index[link.source])
@@ -152,6 +157,7 @@ def _links(
         columns["directed"].append(1 if link.directed else 0)
         columns["route"].append(link.route)
         columns["facts"].append(_facts(link.attributes, link.metrics, link.unknown))
+        columns["change"].append(CHANGES.index(link.change))
         if wanted:
             edge_id = f"{link.kind}({link.source}->{link.target})"
             if edge_id in wanted:
@@ -170,6 +176,7 @@ def _routes(layout: LayoutGraph, index: dict[str, int]) -> list[list[Any]]:
             (1 if route.forward else 0) + (2 if route.backward else 0),
             route.weight,
             route.links,
+            CHANGES.index(route.change),
         ]
         for route in layout.routes
     ]
