@@ -49,6 +49,7 @@ class FakeIpc:
     def __init__(self) -> None:
         self.shm: dict[int, SysvSharedMemory] = {}
         self.msg: dict[int, SysvQueue] = {}
+        self.msgmnb: int | None = None
         self.sem: dict[int, SysvSemaphores] = {}
         self.pids: dict[int, list[int] | Exception] = {}
         self.waiting: dict[tuple[str, int], list[Wait]] = {}
@@ -71,6 +72,9 @@ class FakeIpc:
 
     def sysv_shared_memory(self) -> dict[int, SysvSharedMemory]:
         return self._table(self.shm)  # type: ignore[no-any-return]
+
+    def sysv_queue_limit_bytes(self) -> int | None:
+        return self.msgmnb
 
     def sysv_queues(self) -> dict[int, SysvQueue]:
         return self._table(self.msg)  # type: ignore[no-any-return]

@@ -30,6 +30,9 @@ def test_last_sender_and_receiver(world: FakeWorld) -> None:
     node = look.graph.nodes[QUEUE]
     assert node.metrics == {"queued_bytes": 64, "messages_count": 2, "waiting_count": 0}
     assert node.attributes == {"sysv_key": "0x00001234", "owner_uid": 0}
+    assert node.unknown == {"limit_bytes": "kernel.msgmnb cannot be read"}
+    world.ipc.msgmnb = 16384
+    assert Look(world, MessageQueuesCollector()).graph.nodes[QUEUE].metrics["limit_bytes"] == 16384
 
 
 def test_a_process_that_started_after_the_message_is_not_its_sender(world: FakeWorld) -> None:

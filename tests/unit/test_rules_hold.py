@@ -186,7 +186,7 @@ def _quoted(values: list[float], numbers: list[float]) -> bool:
     total = sum(map(abs, values)) or 1.0
     shares = [100 * a / b for a in values for b in values if b]
     shares += [100 * (b - a) / b for a in values for b in values if b] + [100 * a / total for a in values]
-    scales = [1.0, *(1000.0**n for n in (-3, -2, -1, 1, 2, 3, 4)), *(1024.0**n for n in (1, 2, 3, 4)), 3600.0, 1 / 3600]
+    scales = [1.0, *(1000.0**n for n in (-3, -2, -1, 1, 2, 3, 4)), *(1024.0**n for n in (1, 2, 3, 4)), 60.0, 3600.0]
     return any(
         abs(abs(value) / scale - number) <= max(0.06 * number, 0.51 if number >= 2 else 0.06)
         for number in numbers

@@ -178,5 +178,7 @@ class ContainersCollector(Collector):
             unknown["throttled_pct"] = self._rates.why
         elif periods[0] == 0:
             unknown["throttled_pct"] = _NO_PERIODS
+            metrics["enforcement_periods_count"] = 0
         else:
             metrics["throttled_pct"] = round(100 * throttled[0] / periods[0], 2)
+            metrics["enforcement_periods_count"] = int(periods[0])

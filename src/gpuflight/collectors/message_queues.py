@@ -57,7 +57,10 @@ class MessageQueuesCollector(Collector):
         if queue.deleted:
             attributes["deleted"] = True
         metrics: dict[str, int | float] = {}
-        unknown = {"messages_count": "of a POSIX queue the kernel tells only the bytes"}
+        unknown = {
+            "messages_count": "of a POSIX queue the kernel tells only the bytes",
+            "limit_bytes": "of a POSIX queue the kernel tells it only to those who open it",
+        }
         if queue.queued_bytes is None:
             unknown["queued_bytes"] = "the queue may not be opened"
         else:
@@ -80,6 +83,7 @@ class MessageQueuesCollector(Collector):
         queues = world.ipc.sysv_queues()
         self._users.begin(world, queues)
         waits = world.ipc.waits()
+        limit_bytes = world.ipc.sysv_queue_limit_bytes() if queues else None
         for msqid, queue in queues.items():
             for pid, at_s, how in (
                 (queue.last_sender, queue.sent_at_s, "sent"),
@@ -90,6 +94,7 @@ class MessageQueuesCollector(Collector):
             waiting = waits.get(("msg", msqid), [])
             for wait in waiting:
                 self._users.saw(world, msqid, wait.pid, f"waited to {wait.what}")
+            limit: dict[str, int | float] = {"limit_bytes": limit_bytes} if limit_bytes else {}
             node = nodes.MessageQueue(
                 mechanism="sysv",
                 key=str(msqid),
@@ -98,6 +103,8 @@ class MessageQueuesCollector(Collector):
                     "queued_bytes": queue.queued_bytes,
                     "messages_count": queue.messages,
                     "waiting_count": len(waiting),
+                    **limit,
                 },
+                unknown=None if limit else {"limit_bytes": "kernel.msgmnb cannot be read"},
             )
             self._graph.add(node, self._users.of(msqid, {wait.pid for wait in waiting}))

@@ -165,6 +165,13 @@ class Ipc:
             for row in self._table("msg")
         }
 
+    def sysv_queue_limit_bytes(self) -> int | None:
+        """How many bytes a System V queue may hold, unless whoever made it chose otherwise (msgmnb); None: not told."""
+        try:
+            return int(self._fs.read_record("/proc/sys/kernel/msgmnb"))
+        except (OSError, ValueError):
+            return None
+
     def sysv_semaphores(self) -> dict[int, SysvSemaphores]:
         """Semaphore sets by semid. Raises OSError."""
         return {

@@ -115,18 +115,24 @@ class FewCpus(ElementRule):
     catalogue_id = "S05"
     subject = nodes.Process
     needs = (
-        Need(kind=nodes.Process, attributes=("cpus_allowed",), metrics=("cpu_pct",), given_by="numa"),
-        Need(kind=nodes.GPU, metrics=(_UTIL,), given_by="nvml"),
+        Need(
+            kind=nodes.Process,
+            attributes=("cpus_allowed",),
+            metrics=("cpu_pct", "run_delay_pct"),
+            given_by="process_tree",
+        ),
+        Need(kind=nodes.GPU, given_by="nvml"),
     )
-    screens = (Screen("cpu_pct", ">", "cpu"),)
+    screens = (Screen("cpu_pct", ">", "least"),)
     gpu_users_only = True
     thresholds = {
+        "least": Threshold(value=5, unit="% of one core", source="below it nobody notices", guess=True),
         "cpus_count": Threshold(
             value=2, unit="CPUs", source="reports on SLURM and OMP pinning", guess=True, falling=True
         ),
         "cpu": Threshold(value=80, clear_at=60, unit="% of what it may use", source="beside the count", guess=True),
     }
-    guard = "the process uses a GPU, and uses up the CPUs it may have"
+    guard = "the process uses a GPU, and uses up the CPUs it may have: it runs on them, or waits in line for them"
     persist_s = 10.0
     relations = (edges.Access,)
     explains = ("run_queue_delay", "gpu_idle_gaps", "host_bound_idle")
@@ -138,13 +144,21 @@ class FewCpus(ElementRule):
         if not gpus:
             return CLEAR
         allowed = cpu_count(str(look.attribute("cpus_allowed")))
+        if allowed > look.limit("cpus_count"):
+            return CLEAR
         used = look.metric("cpu_pct")
-        if allowed > look.limit("cpus_count") or used < allowed * look.limit("cpu"):
+        waits = look.element.metrics.get("run_delay_pct", 0.0)
+        if used + waits < allowed * look.limit("cpu"):
             return CLEAR
         return look.fired(
             f"{look.label} uses {', '.join(name_of(look.window, gpu.id) for gpu in gpus[:4])} and may run on {allowed}"
-            f" {'CPU' if allowed == 1 else 'CPUs'} only, of which it uses {used / allowed:.0f} %",
-            [look.saw("cpus_allowed", str(look.attribute("cpus_allowed"))), look.saw("cpu_pct")],
+            f" {'CPU' if allowed == 1 else 'CPUs'} only, of which it uses {used / allowed:.0f} %"
+            + (f" while its threads stand in line for them {waits:.0f} % of the time" if waits >= 1 else ""),
+            [
+                look.saw("cpus_allowed", str(look.attribute("cpus_allowed"))),
+                look.saw("cpu_pct"),
+                *([look.saw("run_delay_pct")] if waits else []),
+            ],
             entities=[look.id, *(gpu.id for gpu in gpus[:8])],
         )
 

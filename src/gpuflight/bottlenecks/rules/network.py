@@ -15,12 +15,26 @@ class SendQueuePressure(ElementRule):
 
     catalogue_id = "N01"
     subject = edges.ConnectTo
-    needs = (Need(kind=edges.ConnectTo, metrics=("send_queue_bytes", "send_buffer_bytes"), given_by="sockets"),)
+    needs = (
+        Need(
+            kind=edges.ConnectTo,
+            metrics=("send_queue_bytes", "send_buffer_bytes", "receiver_limited_pct"),
+            given_by="sockets",
+        ),
+    )
     screens = (Screen("send_queue_bytes", ">", "least"),)
     thresholds = {
         "full": Threshold(value=80, clear_at=60, unit="% of the send buffer", source="skill of witty-profiler"),
+        "receiver": Threshold(
+            value=80,
+            clear_at=50,
+            unit="% of the time",
+            guess=True,
+            source="a full buffer holds two thirds of its size as data; the rest is the kernel's own",
+        ),
         "least": Threshold(value=64 * 1024, unit="bytes", source="small buffers are full at once", guess=True),
     }
+    guard = "64 KiB and more wait; full is the send buffer, or the receiver's window (tcp_info, Linux 4.9)"
     persist_s = 10.0
     explains = ("data_loader_starvation", "gpu_idle_gaps")
     advice = "look at who reads at the other end: is it stopped, on one full CPU, or behind a slow link?"
@@ -29,12 +43,18 @@ class SendQueuePressure(ElementRule):
     def judge(self, look: Look) -> Verdict:
         queued, buffer = look.metric("send_queue_bytes"), look.metric("send_buffer_bytes")
         share = 100 * queued / buffer if buffer else 0.0
-        if share <= look.limit("full") or queued <= look.limit("least"):
+        limited = look.element.metrics.get("receiver_limited_pct", 0.0)
+        if queued <= look.limit("least") or (share <= look.limit("full") and limited <= look.limit("receiver")):
             return CLEAR
+        closed = f", its window was full {limited:.0f} % of the time" if limited else ""
         return look.fired(
             f"{told('x_bytes', queued)} wait to be sent on {look.label} ({share:.0f} % of its buffer): the other"
-            " end does not take them",
-            [look.saw("send_queue_bytes"), look.saw("send_buffer_bytes")],
+            f" end does not take them{closed}",
+            [
+                look.saw(name)
+                for name in ("send_queue_bytes", "send_buffer_bytes", "receiver_limited_pct")
+                if look.has(name)
+            ],
             entities=[look.element.source, look.element.target],
         )
 
