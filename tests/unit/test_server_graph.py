@@ -338,6 +338,18 @@ def test_the_graph_as_a_picture(served: Served) -> None:
     assert served.error("GET", "/api/v1/graph/export?format=nothing", 422)["detail"]["there_are"]
 
 
+def test_a_picture_of_a_part_and_of_what_changed(served: Served) -> None:
+    whole = served.get("/api/v1/graph/export")
+    part = served.get("/api/v1/graph/export?focus=gpu:1&depth=1&kinds=GPU,Process&min_metric=sm_util_pct>=0")
+    assert len(part.content) < len(whole.content) and b"Only what is" in part.content
+    assert part.headers["etag"] != whole.headers["etag"]
+    number = int(whole.headers["gpuflight-round"])
+    assert f"Compared with round {number}".encode() in served.get(f"/api/v1/graph/export?diff={number}").content
+    for query in ("focus=nothing-such", "kinds=Toaster", "min_metric=cpu_pct", "focus=gpu:1&depth=99"):
+        assert "message" in served.error("GET", f"/api/v1/graph/export?{query}", 422)
+    served.error("GET", "/api/v1/graph/export?diff=999999", 404)
+
+
 # --- the short way of repeated requests -----------------------------------------------------------------------------
 
 

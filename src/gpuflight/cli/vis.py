@@ -1,7 +1,6 @@
-"""``gpuflight-vis``: a saved graph as a picture in one file.
+"""``gpuflight-vis``: graphs as a picture in one file.
 
-INPUT is a ``graph.json`` of ours, a run folder that holds one, or the JSON of witty-profiler. Exit codes: 0 written,
-1 the output could not be written, 2 the input or an argument cannot be used.
+Exit codes: 0 written, 1 the output could not be written or a server failed, 2 an input or an argument cannot be used.
 """
 
 from __future__ import annotations
@@ -13,26 +12,44 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from gpuflight.errors import GpuflightError, InputError
 
 if TYPE_CHECKING:
     from gpuflight.graph.load import LoadedGraph
+    from gpuflight.vis.choose import Choice
 
 GRAPH_FILE = "graph.json"
+SAY_FROM_NODES = 3000
+"""From this size on each step is told on stderr: it can take seconds."""
+
+_EPILOG = """\
+INPUT is a graph.json, a run folder, a stream of rounds (its last one), a recording (*.tar.zst), a graph of
+witty-profiler, or a server: http://HOST:PORT, https://HOST:PORT, unix:PATH. Several become one picture: graphs of one
+machine are laid over each other, other machines stand beside it, with the connections between them.
+
+examples:
+  gpuflight-vis graph.json
+  gpuflight-vis run-folder -of html -o picture.html --focus gpu:0 --depth 2
+  gpuflight-vis graph.json --kinds Host,GPU,Process --min-metric 'cpu_pct>10' -o busy.html
+  gpuflight-vis after --diff before -o changes.html
+
+exit codes: 0 written, 1 the output cannot be written or a server failed, 2 an input or an argument cannot be used"""
 
 
 def build_parser() -> argparse.ArgumentParser:
     """The command line of gpuflight-vis."""
     parser = argparse.ArgumentParser(
         prog="gpuflight-vis",
-        description="Draw a saved graph: what is wired to what, in one file that needs no network.",
-        epilog="exit codes: 0 written, 1 the output cannot be written, 2 the input or an argument cannot be used",
+        description="Draw graphs: what is wired to what, in one file that needs no network.",
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
     )
-    parser.add_argument("input", metavar="INPUT", help="graph.json, a run folder, or a graph of witty-profiler")
+    parser.add_argument("input", metavar="INPUT", nargs="+", help="what to draw, see below")
     parser.add_argument(
-        "-o", "--output", metavar="FILE", help="where to write; INPUT with the format's suffix by default"
+        "-o", "--output", metavar="FILE", help="where to write; the first INPUT with the format's suffix by default"
     )
     parser.add_argument(
         "-le", "--layout-engine", default="default", metavar="NAME", help="how to place (default: default)"
@@ -40,6 +57,44 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("-of", "--format", default="html", metavar="NAME", help="what to write (default: html)")
     parser.add_argument("--title", default="", metavar="TEXT", help="title of the picture; the host name by default")
     parser.add_argument("--force", action="store_true", help="overwrite an existing file")
+    parser.add_argument("--open", action="store_true", help="show the file afterwards, in what opens such files")
+    shown = parser.add_argument_group("what is shown (a note in the picture says what is left out)")
+    shown.add_argument(
+        "--focus",
+        action="append",
+        default=[],
+        metavar="ID",
+        help="only what is around an entity: an id, pid:42, gpu:0, a name; may be given again",
+    )
+    shown.add_argument(
+        "--depth", type=int, default=1, metavar="N", help="with --focus: how many lines away (default 1)"
+    )
+    shown.add_argument(
+        "--kinds", action="append", default=[], metavar="KINDS", help="only entities of these kinds: GPU,Process"
+    )
+    shown.add_argument(
+        "--min-metric",
+        action="append",
+        default=[],
+        metavar="NAME>VALUE",
+        help="only what has such a metric, and both ends of edges that have it; several are alternatives",
+    )
+    compared = parser.add_argument_group("comparing and judging")
+    compared.add_argument("--diff", metavar="OTHER", help="an INPUT from before: colour what came, went and changed")
+    compared.add_argument(
+        "--noise",
+        type=float,
+        default=10.0,
+        metavar="PCT",
+        help="with --diff: metrics that moved by at most so much did not change (default 10)",
+    )
+    compared.add_argument(
+        "--findings", metavar="FILE", help="JSON with findings in place of those of the INPUT; - reads standard input"
+    )
+    server = parser.add_argument_group("for an INPUT that is a server")
+    server.add_argument("--token-file", metavar="FILE", help="the file with the token (default: $GPUFLIGHT_TOKEN)")
+    server.add_argument("--ca-file", metavar="FILE", help="PEM certificates to trust instead of the system's")
+    server.add_argument("--timeout", metavar="S", type=float, default=30.0, help="longest wait (default 30 s)")
     return parser
 
 
@@ -47,74 +102,108 @@ def main(argv: list[str] | None = None) -> int:
     """Run gpuflight-vis; returns the exit code."""
     arguments = build_parser().parse_args(argv)
     try:
-        written, size = draw(
-            Path(arguments.input),
-            Path(arguments.output) if arguments.output else None,
-            layout=arguments.layout_engine,
-            renderer=arguments.format,
-            title=arguments.title,
-            force=arguments.force,
-        )
+        written, size = run(arguments)
     except GpuflightError as error:
         print(f"gpuflight-vis: {error}", file=sys.stderr)
         return error.exit_code
     except OSError as error:
-        print(
-            f"gpuflight-vis: {error.filename or arguments.output or arguments.input}: {error.strerror}", file=sys.stderr
-        )
+        named = error.filename or arguments.output or arguments.input[0]
+        print(f"gpuflight-vis: {named}: {error.strerror or error}", file=sys.stderr)
         return 1
     print(f"{written} ({size / 1024:,.0f} KiB)")
+    if arguments.open and not _show(written):
+        print(f"gpuflight-vis: nothing here opens {written}", file=sys.stderr)
     return 0
 
 
-def draw(
-    source: Path, output: Path | None = None, *, layout: str = "default", renderer: str = "html", title: str = "",
-    force: bool = False,
-) -> tuple[Path, int]:  # fmt: skip
-    """Draw the graph at ``source``; returns the file written and its size in bytes.
+def run(arguments: argparse.Namespace) -> tuple[Path, int]:
+    """Draw what the arguments say; returns the file written and its size in bytes.
 
-    Raises InputError for an unknown layout or format, an input that is no graph, an output that exists without
-    ``force``; OSError when the output cannot be written. Nothing is left half-written.
+    Raises InputError for what cannot be used, an output that exists without ``--force`` included; OSError when the
+    output cannot be written. Nothing is left half-written.
     """
+    from gpuflight.cli import vis_inputs
     from gpuflight.registry import get
     from gpuflight.vis.base import Layout, Renderer
-    from gpuflight.vis.loaded import layout_options
+    from gpuflight.vis.choose import Choice
 
-    engine = get(Layout, layout)()
-    writer = get(Renderer, renderer)()
-    graph_file = source / GRAPH_FILE if source.is_dir() else source
-    target = output if output is not None else _beside(graph_file, writer.suffix)
+    layout = get(Layout, arguments.layout_engine)()
+    renderer = get(Renderer, arguments.format)()
+    if not 0 <= arguments.noise < float("inf"):
+        raise InputError("--noise: must be 0 percent or more")
+    target = _target(arguments, renderer.suffix)
     if target.is_dir():
         raise InputError(f"{target} is a folder; name a file with -o")
-    if target.exists() and not force:
+    if target.exists() and not arguments.force:
         raise InputError(f"{target} exists; --force overwrites it")
-    loaded = _load(graph_file)
-    document = writer.build(engine.layout(loaded.graph, layout_options(loaded, title)))
-    with atomic_file(target, force=force) as file:
-        writer.write(document, file)
-        size = file.tell()
-    return target, size
+    loaded = [vis_inputs.load_input(name, arguments) for name in arguments.input]
+    one = vis_inputs.merge_inputs(loaded, arguments.input)
+    if arguments.findings is not None:
+        one.findings = vis_inputs.read_findings(arguments.findings)
+    before = vis_inputs.load_input(arguments.diff, arguments) if arguments.diff is not None else None
+    choice = Choice(arguments.focus, arguments.depth, arguments.kinds, arguments.min_metric)
+    return target, _write(one, target, layout, renderer, choice, before, arguments)
 
 
-def _beside(graph_file: Path, suffix: str) -> Path:
-    """``graph.json``, ``graph.json.zst`` → ``graph.html``; never the input itself."""
-    if graph_file.suffix in (".zst", ".gz"):
-        graph_file = graph_file.with_suffix("")
-    target = graph_file.with_suffix(suffix)
-    return target if target != graph_file else graph_file.with_name(graph_file.name + suffix)
+def _write(
+    loaded: LoadedGraph,
+    target: Path,
+    layout: Any,
+    renderer: Any,
+    choice: Choice,
+    before: LoadedGraph | None,
+    arguments: argparse.Namespace,
+) -> int:
+    from gpuflight.vis.loaded import layout_options
+    from gpuflight.vis.picture import make_picture
+
+    def tell(step: str) -> None:
+        if len(loaded.graph.nodes) >= SAY_FROM_NODES:
+            print(f"gpuflight-vis: {step}", file=sys.stderr, flush=True)
+
+    tell(f"placing {len(loaded.graph.nodes):,} entities and {len(loaded.graph.edges):,} edges ({layout.name})")
+    picture = make_picture(
+        loaded.graph,
+        layout_options(loaded, arguments.title),
+        layout,
+        choice=choice,
+        before=before.graph if before is not None else None,
+        before_name=str(arguments.diff),
+        noise=arguments.noise / 100,
+    )
+    tell(f"writing {target}")
+    document = renderer.build(picture)
+    if target.exists():
+        with open(target, "rb") as previous:
+            document = renderer.keep(document, previous)
+    with atomic_file(target, force=arguments.force) as file:
+        renderer.write(document, file)
+        return file.tell()
 
 
-def _load(path: Path) -> LoadedGraph:
-    from gpuflight.graph.load import load_graph
+def _target(arguments: argparse.Namespace, suffix: str) -> Path:
+    """``-o``, or beside the first input: ``graph.json``, ``graph.json.zst`` → ``graph.html``; never an input itself."""
+    if arguments.output is not None:
+        return Path(arguments.output)
+    from gpuflight.cli.vis_inputs import is_url
 
-    try:
-        return load_graph(str(path))
-    except FileNotFoundError:
-        raise InputError(f"{path} does not exist") from None
-    except IsADirectoryError:
-        raise InputError(f"{path} is a folder") from None
-    except PermissionError:
-        raise InputError(f"{path} may not be read") from None
+    first = arguments.input[0]
+    if is_url(first):
+        raise InputError(f"{first}: name the file to write with -o")
+    path = Path(first)
+    if path.is_dir():
+        path = path / GRAPH_FILE
+    if path.suffix in (".zst", ".gz"):
+        path = path.with_suffix("")
+    target = path.with_suffix(suffix)
+    inputs = {Path(name) for name in (first, *arguments.input)} | {path}
+    return target if target not in inputs else path.with_name(f"{path.stem}.picture{suffix}")
+
+
+def _show(path: Path) -> bool:
+    import webbrowser
+
+    return webbrowser.open(path.resolve().as_uri())
 
 
 @contextlib.contextmanager
