@@ -64,7 +64,7 @@ def _workers(count: int, busy_pct: float | None = 98.0, util_pct: float = 35.0) 
     ]
     device = gpu(sm_util_pct=util_pct)
     family = [edges.Own(trainer.id, worker.id) for worker in workers]
-    return steady(_HOST, trainer, *workers, device, *family, edges.Access(trainer.id, _GPU), seconds=40)
+    return steady(_HOST, trainer, *workers, device, *family, edges.Access(trainer.id, _GPU), seconds=120)
 
 
 CASES = {

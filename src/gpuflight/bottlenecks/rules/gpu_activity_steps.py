@@ -112,6 +112,7 @@ class LoaderWorkers(ElementRule):
     )
     screens = (Screen("cpu_pct", ">", "parent"),)
     gpu_users_only = True
+    every_rounds = 6
     thresholds = {
         "few": Threshold(value=70, unit="% of its cores", source="SageMaker Dataloader: min 70", falling=True),
         "many": Threshold(value=200, clear_at=180, unit="% of its cores", source="SageMaker Dataloader: max 200"),

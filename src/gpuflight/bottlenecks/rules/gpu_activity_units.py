@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuflight.bottlenecks.base import CLEAR, ElementRule, Need, Threshold, Verdict
+from gpuflight.bottlenecks.base import CLEAR, ElementRule, Need, Screen, Threshold, Verdict
 from gpuflight.bottlenecks.window import Look
 from gpuflight.graph import nodes
 
@@ -33,6 +33,7 @@ class MemoryBandwidthBound(ElementRule):
         Need(kind=nodes.GPU, metrics=("dram_active_pct", "tensor_active_pct"), given_by=_GIVEN),
         Need(kind=nodes.Session, metrics=("dram_active_pct", "tensor_active_pct"), given_by=_GIVEN),
     )
+    screens = (Screen("dram_active_pct", ">", "dram"),)
     thresholds = {
         "dram": Threshold(value=80, clear_at=75, unit="%", source="skill of witty-profiler: bandwidth above 80 %"),
         "tensor": Threshold(value=20, clear_at=25, unit="%", source="what is low", guess=True, falling=True),
@@ -69,6 +70,7 @@ class TensorCoresUnused(ElementRule):
         Need(kind=nodes.GPU, metrics=("tensor_active_pct", "sm_active_pct"), given_by=_GIVEN),
         Need(kind=nodes.Session, metrics=("tensor_active_pct", "sm_active_pct"), given_by=_GIVEN),
     )
+    screens = (Screen("sm_active_pct", ">", "sm"),)
     thresholds = {
         "tensor": Threshold(value=0.1, unit="%", source="PyTorch profiler, tb_plugin: used is 0", falling=True),
         "sm": Threshold(value=30, clear_at=25, unit="%", source="DCGM 1002: the SMs do work", guess=True),
@@ -105,6 +107,7 @@ class UtilisationMisleads(ElementRule):
     catalogue_id = "G20"
     subject = nodes.GPU
     needs = (Need(kind=nodes.GPU, metrics=("sm_util_pct", "sm_active_pct"), given_by=_GIVEN),)
+    screens = (Screen("sm_active_pct", "<", "sm"),)
     thresholds = {
         "util": Threshold(value=90, clear_at=85, unit="%", source="NVML: utilisation is residency", guess=True),
         "sm": Threshold(value=40, clear_at=45, unit="%", source="DCGM 1002, SM_ACTIVE 0.4", guess=True, falling=True),
