@@ -64,7 +64,9 @@ def test_launches_onto_an_empty_stream(store: EventStore) -> None:
         _kernel(1, 2, 0.99), _kernel(3, 1, 1.5), _kernel(10, 1, 9.5), _kernel(2.5, 1, 2.49, stream=8),
         _kernel(20, 1), _kernel(21, 1, 30),
     ]  # fmt: skip
-    facts = session_facts(fill(store, kernel=kernels))
+    copies = [{"start_ns": BASE + 30 * MS, "duration_ns": 5 * MS, "stream_id": 7, "copy_kind": 1}]
+    kernels.append(_kernel(35, 1, 33))  # waits for the copy, not for its launch
+    facts = session_facts(fill(store, kernel=kernels, memcpy=copies))
     assert facts.metrics["idle_launches_count"] == 3  # the first of stream 7, the one at 10 ms, and that of stream 8
     assert facts.metrics["delayed_launches_count"] == 1
     assert facts.metrics["launch_delay_p50_us"] == 10.0

@@ -56,12 +56,12 @@ def session_facts(reader: Reader) -> Facts:
     """Facts of the one session that the reader is about."""
     facts = Facts()
     kernels = _intervals(reader, "kernel", "stream_id, device_id, api_start_ns")
-    copies = _intervals(reader, "memcpy", "api_start_ns, api_exit_ns")
-    fills = _intervals(reader, "memset", "api_start_ns, api_exit_ns")
+    copies = _intervals(reader, "memcpy", "stream_id, device_id, api_start_ns, api_exit_ns")
+    fills = _intervals(reader, "memset", "stream_id, device_id, api_start_ns, api_exit_ns")
     runs = _runs(reader)
     steps = _steps(runs)
     _hidden_copies(facts, kernels, copies)
-    _onto_empty_streams(facts, kernels)
+    _onto_empty_streams(facts, kernels, [copies, fills])
     active = union([kernels, copies, fills])
     _in_steps(facts, active, steps, [copies, fills])
     _gaps(facts, reader, active, runs, [kernels, copies, fills])
@@ -197,16 +197,24 @@ def _hidden_copies(facts: Facts, kernels: dict[str, Any], copies: dict[str, Any]
         facts.metrics["copies_overlapped_pct"] = round(100 * hidden_ns / total_ns, 2)
 
 
-def _onto_empty_streams(facts: Facts, kernels: dict[str, Any]) -> None:
+def _onto_empty_streams(facts: Facts, kernels: dict[str, Any], others: list[dict[str, Any]]) -> None:
     """Launches onto a stream on which nothing was left to do: how long until the kernel began."""
     np = numpy()
     calls = np.asarray(kernels["api_start_ns"], np.int64)
     known = (calls >= _EPOCH_FROM_NS) & (calls <= kernels["s"])
     if not known.any():
         return
-    order = np.lexsort((kernels["s"], kernels["stream_id"], kernels["device_id"]))
-    starts, ends, calls, known = kernels["s"][order], kernels["e"][order], calls[order], known[order]
-    stream, device = kernels["stream_id"][order], kernels["device_id"][order]
+    rest = sum(len(other["s"]) for other in others)
+    calls, known = np.append(calls, np.zeros(rest, np.int64)), np.append(known, np.zeros(rest, bool))
+    starts, ends, stream, device = (
+        np.concatenate([np.asarray(table[name], np.int64) for table in (kernels, *others)])
+        for name in ("s", "e", "stream_id", "device_id")
+    )
+    if (device < 0).any():  # rows in batches name no GPU
+        device = np.zeros(len(device), np.int64)
+    order = np.lexsort((starts, stream, device))
+    starts, ends, calls, known = starts[order], ends[order], calls[order], known[order]
+    stream, device = stream[order], device[order]
     same = (stream[1:] == stream[:-1]) & (device[1:] == device[:-1])
     before = np.concatenate([[0], np.where(same, ends[:-1], 0)])
     delays = (starts - calls)[known & (before <= calls)]

@@ -32,7 +32,7 @@ class PageableCopies(ElementRule):
         "pageable_copies_count", "pageable_copies_ms", "pageable_copied_bytes", "pageable_big_copies_count"
     )
     relations = RELATIONS
-    explains = ("blocking_copies", "sync_heavy", "exposed_communication", "memory_operations_heavy")
+    explains = ("blocking_copies",)
     cost_formula = "share of the time in such copies"
     advice = "pin what is copied (pin_memory=True in the DataLoader, tensor.pin_memory(), cudaHostAlloc), non_blocking"
     verify = "nsys analyze --rule cuda_memcpy_async <report>"

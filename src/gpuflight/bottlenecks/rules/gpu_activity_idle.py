@@ -145,7 +145,7 @@ class SyncHeavy(ElementRule):
     histories = sums("host_sync_wait_ms", "host_syncs_count", "launches_count", "gpu_active_ms")
     relations = RELATIONS
     explains = ("host_bound_idle", "gpu_idle_gaps")
-    cost_formula = "share of the time in which the GPU is idle, at most"
+    cost_formula = "unknown: at most the share of the time in which the GPU is idle, whatever for"
     advice = "take .item(), .cpu(), print(tensor), loss logging and cuda.synchronize() out of the loop, or do it rarely"
     verify = "torch.cuda.set_sync_debug_mode('warn')  # in the program: names the lines that wait"
 
@@ -171,6 +171,5 @@ class SyncHeavy(ElementRule):
                 seen.saw("gpu_active_ms"),
             ],
             entities=seen.around(),
-            cost_gpu_s=round(idle / 100, 3),
-            cost=f"up to {idle:.0f} % of the GPU's time",
+            cost=f"at most {idle:.0f} % of the GPU's time",
         )

@@ -14,18 +14,12 @@ _MATRIX = re.compile(r"gemm|cutlass|xmma|cublas|flash|attention|conv|nvjet|wgmma
 _LEAST_MS = 10.0
 """A kernel that ran for less in all holds nobody back."""
 _GIVEN = "sessions, cupti: logs with launch details"
-_OWNER = (edges.Launch,)
 
 
 def _name(look: Look) -> str:
     """The kernel's name, short enough for a line."""
     name = look.element.name
     return f"kernel {name}" if len(name) <= 60 else f"kernel {name[:59]}…"
-
-
-def _around(look: Look) -> list[str]:
-    """The kernel, and who launches it."""
-    return [look.id, *(edge.source for edge in look.window.into(look.id, edges.Launch))][:4]
 
 
 def _share(look: Look) -> float:
@@ -60,7 +54,6 @@ class LowOccupancy(ElementRule):
     }
     guard = "it takes a tenth of the kernels' time or more, and at least 10 ms"
     whole_session = True
-    relations = _OWNER
     explains = ("dominant_stall",)
     advice = "other block sizes, fewer registers or less shared memory per thread (see what limits it)"
     verify = "ncu --section Occupancy -k <kernel> <program>"
@@ -80,7 +73,6 @@ class LowOccupancy(ElementRule):
                 look.saw("session_share_pct"),
             ],
             severity="info" if matrix else "warn",
-            entities=_around(look),
         )
 
 
@@ -107,7 +99,6 @@ class RegisterPressure(ElementRule):
     }
     guard = "it takes a tenth of the kernels' time or more, and at least 10 ms"
     whole_session = True
-    relations = _OWNER
     explains = ("low_occupancy", "local_memory_spill")
     advice = "__launch_bounds__, -maxrregcount, smaller tiles or less unrolling; look that it does not spill then"
     verify = "cuobjdump -res-usage <binary>; ncu --section LaunchStats -k <kernel> <program>"
@@ -123,7 +114,6 @@ class RegisterPressure(ElementRule):
             f"{_name(look)} uses {registers:.0f} registers per thread, so its occupancy is {allowed:.0f} % at most; it"
             f" takes {share:.0f} % of the kernels' time",
             [look.saw("registers_count"), look.saw("reg_occupancy_pct"), look.saw("session_share_pct")],
-            entities=_around(look),
         )
 
 
@@ -141,7 +131,6 @@ class LocalMemorySpill(ElementRule):
     }
     guard = "it takes more than 1 % of the kernels' time, and at least 10 ms"
     whole_session = True
-    relations = _OWNER
     explains = ("dominant_stall",)
     advice = (
         "fewer live values (smaller tiles, less unrolling), more registers per thread, arrays with constant indexes"
@@ -156,7 +145,6 @@ class LocalMemorySpill(ElementRule):
             f"{_name(look)} keeps {local:.0f} bytes per thread in local memory, and takes {share:.0f} % of the kernels'"
             " time",
             [look.saw("thread_local_bytes"), look.saw("session_share_pct")],
-            entities=_around(look),
         )
 
 
@@ -184,7 +172,6 @@ class TailEffect(ElementRule):
     }
     guard = "it takes more than 1 % of the kernels' time, and at least 10 ms"
     whole_session = True
-    relations = _OWNER
     cost_formula = "unknown: the share of the SMs that wait, times the kernel's time, if nothing else runs meanwhile"
     advice = "another grid (a multiple of the SMs), smaller blocks, stream-K or split-K, several kernels at a time"
     verify = "ncu --section LaunchStats -k <kernel> <program>  # Waves Per SM"
@@ -199,7 +186,6 @@ class TailEffect(ElementRule):
             f"the grid of {_name(look)} is {waves:.2f} waves: {unused:.0f} % of the SMs' time is unused; it takes"
             f" {share:.0f} % of the kernels' time",
             [look.saw("waves_count"), look.saw("session_share_pct")],
-            entities=_around(look),
         )
 
 

@@ -35,7 +35,7 @@ class LaunchBound(ElementRule):
     histories = sums("short_launches_count", "launches_count", "graph_kernels_count", "gpu_active_ms")
     relations = RELATIONS
     explains = ("host_bound_idle", "gpu_idle_gaps")
-    cost_formula = "share of the time in which the GPU is idle"
+    cost_formula = "unknown: at most the share of the time in which the GPU is idle, whatever for"
     advice = "CUDA graphs, torch.compile, fused kernels and optimisers (fused=True, foreach), larger batches"
     verify = "gpuflight doctor --from <folder>  # short_launches_count against launches_count"
 
@@ -56,8 +56,7 @@ class LaunchBound(ElementRule):
             f" {core:.0f} % of a core goes into launching",
             [seen.saw("launches_count"), seen.saw("short_launches_count"), seen.saw("gpu_timeline_ms")],
             entities=seen.around(),
-            cost_gpu_s=None if idle is None else round(idle, 3),
-            cost="" if idle is None else f"up to {100 * idle:.0f} % of the GPU's time",
+            cost="" if idle is None else f"at most {100 * idle:.0f} % of the GPU's time",
         )
 
 
@@ -121,6 +120,6 @@ class LaunchDelay(ElementRule):
                 seen.saw("delayed_launches_count", delayed),
             ],
             entities=seen.around(),
-            cost_gpu_s=round(min(slow_ms / told_ms, 1.0), 4),
-            cost=f"{slow_ms / 1e3:.2f} s in slow calls",
+            cost_gpu_s=round(min(slow_ms / told_ms, 1.0), 4) if slow else None,
+            cost=f"{slow_ms / 1e3:.2f} s in slow calls" if slow else "",
         )
