@@ -162,7 +162,8 @@ def has_what_it_needs(name: str) -> bool:
     return True
 
 
-READY = [name for name in plugins(Renderer) if has_what_it_needs(name)]
+READY = [name for name in plugins(Renderer) if not name.startswith("graphviz_") and has_what_it_needs(name)]
+"""Renderers that can be tried often: those of Graphviz start a program, and draw what ``dot`` writes as text."""
 
 
 PLAIN = {"csv"}
