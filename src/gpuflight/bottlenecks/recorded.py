@@ -1,8 +1,8 @@
-"""What a recorded GPU session did: in the last minute while it runs, in all once it is over.
+"""What a recorded GPU session did: in the last half minute while it runs, in all once it is over.
 
-The metrics are sums since the session's beginning, so over a minute it is their increase. Shares are of the time that
-the log tells of (``gpu_timeline_ms``), not of the clock: writers hold lines back, and a program that uses no GPU for a
-while is idle, which is no fault of its kernels.
+The metrics are sums since the session's beginning, so over half a minute it is their increase. Shares are of the time
+that the log tells of (``gpu_timeline_ms``), not of the clock: writers hold lines back, and a program that uses no GPU
+for a while is idle, which is no fault of its kernels.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from gpuflight.graph import Edge
     from gpuflight.rounds import Evidence
 
-WINDOW_S = 60.0
-_LEAST_S = 20.0
+WINDOW_S = 30.0
+_LEAST_S = 15.0
 """Of a session that runs so much must have been watched: what was before the first sight is its start-up."""
 _LEAST_LIVE_MS = 5_000.0
 _LEAST_MS = 1_000.0
@@ -38,7 +38,7 @@ def need(*metrics: str, attributes: tuple[str, ...] = (), given_by: str = "sessi
 
 
 class Recorded:
-    """One look at a session. ``live``: it runs, so the last minute is looked at; ``window_s``: how long that is."""
+    """One look at a session. ``live``: it runs, so ``window_s`` are looked at."""
 
     def __init__(self, look: Look) -> None:
         self.look = look
@@ -97,7 +97,7 @@ class Recorded:
         return [look.id, *(owner for owner in owners if owner.startswith("Process(")), *list(gpus)[:8]]
 
 
-def steps_of(seen: Recorded, least: int = 10) -> float:
+def steps_of(seen: Recorded, least: int = 3) -> float:
     """How many steps there were. Raises Unknown where there are none, or fewer than ``least``."""
     steps = seen.sum("steps_count")
     if steps < least:

@@ -175,7 +175,7 @@ class MemoryOperationsHeavy(ElementRule):
             value=90, unit="% of the time", source="else the copies are hidden by kernels", guess=True, falling=True
         ),
     }
-    guard = "at least 10 steps; kernels run less than 90 % of the time"
+    guard = "at least 3 steps; kernels run less than 90 % of the time"
     whole_session = True
     time_matters = False
     histories = sums("copy_time_ms", "memset_time_ms", "allocation_time_ms", "kernels_active_ms", "steps_count")

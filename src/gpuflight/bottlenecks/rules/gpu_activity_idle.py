@@ -33,7 +33,7 @@ class GpuIdleGaps(ElementRule):
             value=5, clear_at=3, unit="% of the time, in gaps over 500 ms", source="nsys gpu_gaps: 500 ms", guess=True
         ),
     }
-    guard = "work was done on a GPU: at least 5 s in the last minute, or 1 s in a session that is over"
+    guard = "work was done on a GPU: at least 5 s in the last 30 s, or 1 s in a session that is over"
     whole_session = True
     time_matters = False
     histories = sums(*_GAPS)

@@ -32,7 +32,7 @@ class DataLoaderStarvation(ElementRule):
         "idle": Threshold(value=10, clear_at=7, unit="% of the time", source="GPU idle meanwhile", guess=True),
         "suspected": Threshold(value=50, unit="% idle", source="as gpu_idle_gaps, without steps", guess=True),
     }
-    guard = "at least 10 steps"
+    guard = "at least 3 steps"
     whole_session = True
     time_matters = False
     histories = sums("loader_ms", "steps_ms", "steps_count", "gpu_active_ms")
