@@ -181,7 +181,10 @@ def add_process(
     files.write(f"{root}/cmdline", raw)
     files.write(f"{root}/cgroup", f"0::{cgroup}\n")
     files.write(f"{root}/mountinfo", _MOUNTS)
-    files.write(f"{root}/environ", b"AWS_SECRET_ACCESS_KEY=HUSH-environ\0LOCAL_RANK=0\0")
+    files.write(
+        f"{root}/environ",
+        b"AWS_SECRET_ACCESS_KEY=HUSH-environ\0RANK=0\0LOCAL_RANK=0\0WORLD_SIZE=2\0MASTER_ADDR=10.0.0.1\0MASTER_PORT=29500\0",
+    )
     files.write(f"{root}/io", b"rchar: 100\nwchar: 50\nread_bytes: 4096\nwrite_bytes: 512\n")
     files.write(f"{root}/maps", "55d0-55d1 r-xp 00000000 103:01 77 /usr/bin/app\n" + shared)
     files.write(f"{root}/numa_maps", "7f00 default anon=20000 dirty=1 N0=15000 N1=5000 kernelpagesize_kB=4\n")
@@ -284,7 +287,9 @@ def _add_machine(files: MemoryFs) -> None:
     write("/proc/sys/fs/file-nr", "9000\t0\t2000000\n")
     write("/proc/net/softnet_stat", "00000400 00000000 00000003 0 0 0 0 0 0 0 0 0\n" * 2)
     write("/proc/net/netstat", "TcpExt: SyncookiesSent ListenOverflows ListenDrops\nTcpExt: 0 4 5\n")
-    write("/proc/net/snmp", "Ip: Forwarding\nIp: 1\nTcp: AttemptFails EstabResets OutSegs RetransSegs\nTcp: 3 4 900 2\n")
+    write(
+        "/proc/net/snmp", "Ip: Forwarding\nIp: 1\nTcp: AttemptFails EstabResets OutSegs RetransSegs\nTcp: 3 4 900 2\n"
+    )
     write("/proc/loadavg", "0.5 0.4 0.3 1/200 999\n")
     write("/proc/sys/kernel/hostname", "node1\n")
     write("/proc/sys/kernel/osrelease", "6.8.0\n")

@@ -9,6 +9,7 @@ import msgspec
 from pydantic import Field
 
 from gpuflight.collectors.base import Batch, Collector
+from gpuflight.collectors.job_facts import JobReader
 from gpuflight.collectors.session_entities import Shown, add_sessions
 from gpuflight.collectors.session_gpus import SessionGpus, gpu_entities
 from gpuflight.collectors.session_names import shown_name
@@ -69,10 +70,12 @@ class Sessions(Collector):
         self._live: LiveSessions | None = None
         self._processes = SessionProcesses()
         self._gpus = SessionGpus()
+        self._jobs = JobReader()
         self._known: dict[str, _Known] = {}
         self._over: dict[str, int] = {}  # sessions not shown any more, with the number of events they had
         self._pieces: dict[str, _Piece] = {}
         self._last_s = 0.0
+        self._world: World | None = None
         self._batch = Batch()
 
     def observe(self, world: World) -> None:
@@ -80,6 +83,7 @@ class Sessions(Collector):
         reading = self._reading(world)
         now_s = world.clock.monotonic_s()
         elapsed_s, self._last_s = now_s - self._last_s, now_s
+        self._world = world
         self._processes.begin(world)
         self._gpus.begin(world)
         owners: dict[str, list[tuple[Shown, list[Any]]]] = {}
@@ -212,13 +216,29 @@ class Sessions(Collector):
                 live = members[0][0].process
                 if live is not None:
                     pid, start = self._processes.was_found(members[0][0].summary.session_id) or (0, 0)
-                    piece.batch.nodes.append(nodes.Process(pid=pid, start=start, id=live))
+                    process = nodes.Process(pid=pid, start=start, id=live)
+                    piece.batch.nodes.append(process)
+                    self._add_rank(process, piece.batch)
             pieces[owner] = piece
             self._batch.nodes += piece.batch.nodes
             self._batch.edges += piece.batch.edges
         self._pieces = pieces
 
+    def _add_rank(self, process: nodes.Process, batch: Batch) -> None:
+        """Which rank of which job the program is, at the process and at its sessions."""
+        assert self._world is not None  # noqa: S101 - observe sets it
+        stat = self._world.procfs.processes().get(process.pid)
+        if stat is None or stat.start != process.start:
+            return
+        facts = self._jobs.read(self._world.procfs, stat)
+        process.attributes, process.unknown = {**facts.attributes}, {**facts.unknown} or None
+        for entity in batch.nodes:
+            if isinstance(entity, nodes.Session):
+                entity.attributes.update(facts.attributes)
+
     def _forget(self, read: set[str]) -> None:
+        live = (self._processes.was_found(session) for session in read)
+        self._jobs.keep({found[0] for found in live if found is not None})
         self._known = {session: known for session, known in self._known.items() if session in read}
         self._over = {session: events for session, events in self._over.items() if session in read}
         self._processes.drop(read)
