@@ -93,6 +93,20 @@ def test_a_timeline_of_nothing_and_of_nonsense() -> None:
     assert (active_ns, gaps.count, timeline.latest_ns) == (0, 0, 0)
 
 
+def test_gpus_are_told_apart_where_kernels_name_them() -> None:
+    both = [(0, 10, 0), (100, 10, 1), (20, 10, 0), (50, 10, 1), (90, 10, 0)]
+    kernel = [{"start_ns": BASE + at, "duration_ns": took, "device_id": gpu} for at, took, gpu in both]
+    copy = [{"start_ns": BASE + 10, "duration_ns": 10, "device_id": 0, "copy_kind": 1}]
+    apart = summed(memcpy=copy, kernel=kernel).work
+    assert apart is not None and apart.gaps is not None
+    assert (apart.gpus, apart.timeline_ns, apart.active_ns) == (2, 100 + 60, 40 + 20)
+    assert (apart.gaps.count, apart.gaps.total_ns, apart.first_ns) == (2, 60 + 40, BASE)
+    unnamed = [{name: row[name] for name in ("start_ns", "duration_ns")} for row in kernel]
+    together = summed(memcpy=copy, kernel=unnamed).work
+    assert together is not None and together.gaps is not None
+    assert (together.gpus, together.timeline_ns, together.active_ns) == (1, 110, 60)
+
+
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 

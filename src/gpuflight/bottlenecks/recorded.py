@@ -66,6 +66,11 @@ class Recorded:
             raise Unknown(f"its log covers {told_ms:.3g} ms of work on GPUs, {_LEAST_MS:.0f} are needed")
         return told_ms
 
+    def wall_ms(self) -> float:
+        """The same as time that passed: of several GPUs that work side by side it is that of one. Raises Unknown."""
+        gpus: float = max(self.look.element.metrics.get("gpus_worked_count", 1), 1)
+        return self.timeline_ms() / gpus
+
     def saw(self, metric: str, value: float | None = None, samples_count: int = 1) -> Evidence:
         """Evidence: the sum that was judged."""
         return self.look.saw(

@@ -56,12 +56,13 @@ def add_work(values: Values, now: Summary) -> None:
 
 def _timeline(values: Values, now: Summary, work: WorkSum) -> None:
     gaps = work.gaps
-    why = _SYNTHETIC if now.synthetic else _NO_TIMES if gaps is None or work.latest_ns <= work.first_ns else ""
+    why = _SYNTHETIC if now.synthetic else _NO_TIMES if gaps is None or work.timeline_ns <= 0 else ""
     if why or gaps is None:
         for name in (*_GROUPS["timeline"], *_GROUPS["calls"]):
             values.add(name, None, why)
         return
-    values.add("gpu_timeline_ms", _ms(work.latest_ns - work.first_ns))
+    values.add("gpu_timeline_ms", _ms(work.timeline_ns))
+    values.add("gpus_worked_count", work.gpus)
     values.add("gpu_active_ms", _ms(work.active_ns))
     values.add("gpu_gaps_count", gaps.count)
     values.add("gpu_gaps_long_count", gaps.long)

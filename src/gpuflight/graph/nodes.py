@@ -393,8 +393,8 @@ class Session(Entity, tag="Session", gc=False, kw_only=True):
     graph_launches_count, syncs_count, sync_wait_ms, sync_wait_pct (of one thread), allocations_count,
     frees_unmatched_count, held_bytes, alloc_peak_bytes, pinned_held_bytes, pinned_peak_bytes, scopes_count.
 
-    For rules, sums since its beginning (docs/rules): gpu_timeline_ms (from the first to the last work on GPUs),
-    gpu_active_ms (kernels, copies or fills ran), kernels_active_ms, gpu_gaps_{count,long_count,long_ms} (long: over
+    For rules, sums since its beginning (docs/rules): gpu_timeline_ms (from the first to the last work on each GPU,
+    over all gpus_worked_count that its kernels name), gpu_active_ms (kernels, copies or fills ran), kernels_active_ms, gpu_gaps_{count,long_count,long_ms} (long: over
     500 ms), gpu_gap_max_ms, gpu_gaps_known_ms (those that ended with work whose call is known), host_wait_ms (of them,
     where it was called only after the work before had ended), idle_launches_count and delayed_launches_count (kernels
     called while the GPU was idle, and those that began more than 100 us after the call), launch_calls_count,

@@ -83,7 +83,7 @@ class SmallCopies(ElementRule):
     def judge(self, look: Look) -> Verdict:
         seen = Recorded(look)
         copies = seen.sum("htod_copies_count")
-        told_ms = seen.timeline_ms()
+        told_ms = seen.wall_ms()
         if not told_ms or not copies:
             return CLEAR
         per_s, small = copies / told_ms * 1e3, 100 * seen.sum("htod_small_copies_count") / copies
@@ -135,7 +135,7 @@ class BlockingCopies(ElementRule):
     def judge(self, look: Look) -> Verdict:
         seen = Recorded(look)
         blocking = seen.sum("blocking_copies_count")
-        told_ms = seen.timeline_ms()
+        told_ms = seen.wall_ms()
         idle = seen.idle_share()
         if not told_ms or not blocking or idle is None or 100 * idle <= look.limit("idle"):
             return CLEAR
@@ -188,7 +188,7 @@ class MemoryOperationsHeavy(ElementRule):
     def judge(self, look: Look) -> Verdict:
         seen = Recorded(look)
         look.metric("copy_time_ms")
-        if not (told_ms := seen.timeline_ms()):
+        if not (told_ms := seen.wall_ms()):
             return CLEAR
         steps, kernels_ms = steps_of(seen), seen.sum("kernels_active_ms")
         if 100 * kernels_ms / told_ms >= look.limit("kernels"):

@@ -156,7 +156,7 @@ class SyncHeavy(ElementRule):
             return CLEAR
         waits, waited_ms = seen.sum("host_syncs_count"), seen.sum("host_sync_wait_ms")
         launches, idle = seen.sum("launches_count"), 100 * (seen.idle_share() or 0.0)
-        share, each = 100 * waited_ms / told_ms, waits / launches if launches else 0.0
+        share, each = 100 * waited_ms / seen.wall_ms(), waits / launches if launches else 0.0
         if idle <= look.limit("idle") or waits < 20:
             return CLEAR
         if share <= look.limit("wall") and each < look.limit("per_launch"):

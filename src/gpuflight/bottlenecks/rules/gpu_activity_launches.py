@@ -41,7 +41,7 @@ class LaunchBound(ElementRule):
 
     def judge(self, look: Look) -> Verdict:
         seen = Recorded(look)
-        told_ms = seen.timeline_ms()
+        told_ms = seen.wall_ms()
         launches, by_graph = seen.sum("launches_count"), seen.sum("graph_kernels_count")
         if not told_ms or launches < 1000 or by_graph > 0.5 * launches:
             return CLEAR
@@ -96,7 +96,7 @@ class LaunchDelay(ElementRule):
 
     def judge(self, look: Look) -> Verdict:
         seen = Recorded(look)
-        told_ms = seen.timeline_ms()
+        told_ms = seen.wall_ms()
         calls, slow = seen.sum("launch_calls_count"), seen.sum("slow_launch_calls_count")
         if not told_ms:
             return CLEAR

@@ -213,7 +213,7 @@ class GcPause(ElementRule):
         long, took_ms = seen.sum("gc_long_pauses_count"), seen.sum("gc_pauses_ms")
         if long <= look.limit("pauses"):
             return CLEAR
-        told_ms = seen.timeline_ms()
+        told_ms = seen.wall_ms()
         share = 100 * took_ms / told_ms if told_ms else 0.0
         return look.fired(
             f"{look.label} collected garbage {seen.sum('gc_pauses_count'):.0f} times {seen.during()}, {long:.0f} times"

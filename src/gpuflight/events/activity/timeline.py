@@ -1,9 +1,9 @@
 """When the GPUs of a session work at all, the gaps between, and what each gap waited for.
 
-Kernels, copies and fills of all GPUs and streams of the session together: the union of their intervals. A gap is
-*host wait* if the call that launched the work which ended it began only after the work before had ended (the definition
-of ``breakdown_analysis`` in HTA, Holistic Trace Analysis): then nothing could have run. It is known only of work whose
-log tells the time of the call.
+Kernels, copies and fills of all streams of a GPU together: the union of their intervals; of several GPUs the sums. A
+gap is *host wait* if the call that launched the work which ended it began only after the work before had ended (the
+definition of ``breakdown_analysis`` in HTA, Holistic Trace Analysis): then nothing could have run. It is known only of
+work whose log tells the time of the call.
 """
 
 from __future__ import annotations
@@ -18,6 +18,8 @@ LONG_GAP_NS = 500_000_000
 DELAY_NS = 100_000
 """A kernel starts later than this after its call although the GPU was idle: an outlier (a constant of HTA)."""
 _ROWS_AT_ONCE = 1 << 16
+_EARLY = 1024
+_MOST_GPUS = 256
 _OPEN = 1024
 """Merged intervals that may still grow; as in ``busy``."""
 
@@ -137,3 +139,70 @@ class Timeline:
             launches=int(np.count_nonzero(launched)),
             delayed=int(np.count_nonzero(launched & (starts - calls > DELAY_NS))),
         )
+
+
+class Timelines:
+    """One timeline per GPU where the log names the GPU of kernels, else one for all work. What comes before the first
+    kernel waits for it, since batches of older logs name the GPU of some kinds of work only."""
+
+    def __init__(self) -> None:
+        self._by_gpu: dict[int, Timeline] = {}
+        self._named: bool | None = None
+        self._early: list[tuple[Any, Any, Any | None, Any | None]] = []
+
+    def add(self, starts: Any, durations: Any, calls: Any | None, gpus: Any | None, *, kernels: bool) -> None:
+        """As ``Timeline.add``; ``gpus``: the number of each row's GPU, None where the log does not say."""
+        if self._named is None:
+            if not kernels and len(self._early) < _EARLY:
+                self._early.append((starts, durations, calls, gpus))
+                return
+            self._named = gpus is not None
+            self._settle()
+        self._add(starts, durations, calls, gpus, kernels)
+
+    def _settle(self) -> None:
+        early, self._early = self._early, []
+        for starts, durations, calls, gpus in early:
+            self._add(starts, durations, calls, gpus, False)
+
+    def _add(self, starts: Any, durations: Any, calls: Any | None, gpus: Any | None, kernels: bool) -> None:
+        if not len(starts):
+            return
+        if self._named is False or gpus is None:
+            only = next(iter(self._by_gpu)) if self._named and len(self._by_gpu) == 1 else -1
+            self._of(only).add(starts, durations, calls, kernels=kernels)
+            return
+        first, last = int(gpus.min()), int(gpus.max())
+        if first == last:
+            self._of(first).add(starts, durations, calls, kernels=kernels)
+            return
+        for gpu in numpy().unique(gpus).tolist():
+            mine = gpus == gpu
+            part = None if calls is None else calls[mine]
+            self._of(gpu).add(starts[mine], durations[mine], part, kernels=kernels)
+
+    def _of(self, gpu: int) -> Timeline:
+        if gpu not in self._by_gpu and len(self._by_gpu) >= _MOST_GPUS:
+            gpu = -1
+        timeline = self._by_gpu.get(gpu)
+        if timeline is None:
+            timeline = self._by_gpu[gpu] = Timeline()
+        return timeline
+
+    def result(self) -> tuple[int, int, int, int, int, Gaps] | None:
+        """(GPUs, their time from their first to their last work in sum, first and latest of all, ns in which something
+        ran, gaps); None of nothing."""
+        if self._early:
+            self._settle()
+        worked, told_ns, active_ns, gaps = 0, 0, 0, Gaps()
+        first_ns, latest_ns = 0, 0
+        for timeline in self._by_gpu.values():
+            active, more = timeline.result()
+            if timeline.latest_ns:
+                worked += 1
+                told_ns += timeline.latest_ns - timeline.first_ns
+                active_ns += active
+                gaps = gaps.plus(more)
+                first_ns = min(first_ns or timeline.first_ns, timeline.first_ns)
+                latest_ns = max(latest_ns, timeline.latest_ns)
+        return (worked, told_ns, first_ns, latest_ns, active_ns, gaps) if latest_ns else None

@@ -11,7 +11,7 @@ import msgspec
 
 from gpuflight.events.activity.steps import PauseSum, Steps, StepSum, kind_of
 from gpuflight.events.activity.sums import Sums
-from gpuflight.events.activity.timeline import Gaps, Timeline
+from gpuflight.events.activity.timeline import Gaps, Timelines
 from gpuflight.events.arrays import numpy
 from gpuflight.events.batch import Batch
 from gpuflight.events.names import Names
@@ -44,7 +44,7 @@ class CallSum(msgspec.Struct):
 class WorkSum(msgspec.Struct, kw_only=True):
     """Sums since the session's beginning; None where the log has none of it.
 
-    ``first_ns``, ``latest_ns``, ``active_ns``, ``gaps``: see ``timeline``. ``invalid``: kernels without sane times.
+    ``gpus`` … ``gaps``: see ``timeline``. ``invalid``: kernels without sane times.
     ``short``: kernels below 10 µs. ``graph_kernels``: launched by the call that launched the kernel before (a graph).
     ``launch_calls``: odd are those above 50 µs. ``copy_calls``: of copies and fills, odd are those that came back only
     when the copy was over. ``pageable``: copies whose kinds of memory are told, odd are those from or to pageable
@@ -52,6 +52,8 @@ class WorkSum(msgspec.Struct, kw_only=True):
     number).
     """
 
+    gpus: int = 0
+    timeline_ns: int = 0
     first_ns: int = 0
     latest_ns: int = 0
     active_ns: int = 0
@@ -86,7 +88,7 @@ class Work:
         self.steps = Steps()
         self._names = names
         self._sums = WorkSum()
-        self._timeline = Timeline()
+        self._timelines = Timelines()
         self._samples = Sums(("sample_kind", "metric_id"), ("metric_value",))
         self._counters: dict[str, list[float]] = {}
         self._pm = Sums(("metric_id",), ("value",))
@@ -113,7 +115,8 @@ class Work:
             line.odd += int(np.count_nonzero(slow))
             line.odd_ns += int(took[slow].sum())
         if batch.clock == "wall":
-            self._timeline.add(starts, durations, None if calls is None else calls[0], kernels=True)
+            begun = None if calls is None else calls[0]
+            self._timelines.add(starts, durations, begun, columns.get("device_id"), kernels=True)
 
     def copies(self, batch: Batch) -> None:
         """Rows of ``memcpy``."""
@@ -163,7 +166,8 @@ class Work:
             line.count += int(np.count_nonzero(told))
             line.odd += int(np.count_nonzero(blocked))
             line.odd_ns += int(took[blocked].sum())
-        self._timeline.add(starts, durations, None if calls is None else calls[0], kernels=False)
+        begun = None if calls is None else calls[0]
+        self._timelines.add(starts, durations, begun, columns.get("device_id"), kernels=False)
 
     def allocations(self, batch: Batch) -> None:
         """Rows of ``allocation``."""
@@ -214,11 +218,9 @@ class Work:
             None if line is None else CallSum(line.count, line.odd, line.odd_ns)
             for line in (now.launch_calls, now.copy_calls, now.pageable)
         )
-        timeline = self._timeline
-        active_ns, gaps = timeline.result()
-        if timeline.latest_ns:
-            made.first_ns, made.latest_ns = timeline.first_ns, timeline.latest_ns
-            made.active_ns, made.gaps = active_ns, gaps
+        told = self._timelines.result()
+        if told is not None:
+            made.gpus, made.timeline_ns, made.first_ns, made.latest_ns, made.active_ns, made.gaps = told
         made.steps = self.steps.result()
         loader, collected = self.steps.loader, self.steps.gc
         made.loader = PauseSum(loader.count, loader.total_ns, loader.long, loader.max_ns) if loader.count else None
