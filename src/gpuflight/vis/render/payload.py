@@ -54,7 +54,7 @@ def payload(layout: LayoutGraph) -> dict[str, Any]:
         "width": layout.width,
         "height": layout.height,
         "round": layout.round_number,
-        "time": _time(layout.time_ns),
+        "time": time_text(layout.time_ns),
         "environment": _cleaned(msgspec.to_builtins(layout.environment)),
         "nodes": layout.nodes_count,
         "edges": layout.edges_count,
@@ -77,7 +77,8 @@ def payload(layout: LayoutGraph) -> dict[str, Any]:
     }
 
 
-def _time(time_ns: int) -> str:
+def time_text(time_ns: int) -> str:
+    """UNIX ns as ISO 8601 in UTC, empty for 0 and what no calendar has."""
     if not time_ns:
         return ""
     try:
