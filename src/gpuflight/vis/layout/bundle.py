@@ -56,14 +56,19 @@ class Bundle:
         self.points: list[tuple[float, float]] = []
         self.weight = 0.0
 
+    def find_inner(self) -> None:
+        """Set ``inner`` anew, after boxes have moved into others; depths must be set."""
+        self.inner = _between(self.first, self.second)
+
 
 class Bundles:
     """All links of the graph and the bundles that draw some of them.
 
-    Where boxes are not ``nested`` nothing is said by place, so every edge is drawn but those between all and all.
+    Where boxes are not ``nested`` nothing is said by place, so every edge is drawn but those between all and all. With
+    ``kinds`` only edges of these are lines.
     """
 
-    def __init__(self, forest: Wired, *, nested: bool = True) -> None:
+    def __init__(self, forest: Wired, *, nested: bool = True, kinds: frozenset[str] | None = None) -> None:
         self.forest = forest
         self.links: list[Link] = []
         self.bundles: dict[tuple[str, str, str], Bundle] = {}
@@ -77,8 +82,10 @@ class Bundles:
             medium = medium_of(kind, edge.category, source_kind, target_kind)
             index = len(self.links)
             self.links.append(_link(edge, kind, medium))
+            if kinds is not None and kind not in kinds:
+                continue
             if not nested:
-                if kind not in CROWDED_KINDS:
+                if kind not in CROWDED_KINDS and key not in forest.used:
                     self._add(source, target, medium, index, edge.directed)
                 continue
             if kind in QUIET_KINDS or key in forest.used:

@@ -27,21 +27,7 @@ class DefaultLayout(Layout):
 
     def layout(self, graph: Graph, options: LayoutOptions) -> LayoutGraph:
         """See Layout.layout. O(nodes + edges · depth)."""
-        whole, graph = graph, connected_once(graph)
-        forest = Forest(graph, options)
-        if left_out := len(whole.nodes) - len(graph.nodes):
-            forest.notes.append(
-                f"{plural(left_out, 'stand-in')} for ends on other hosts left out: those connections are drawn once,"
-                " between their real ends"
-            )
-        for item in forest.items.values():
-            write_card(item)
-        forest.build()
-        score(forest)
-        fold(forest)
-        for item in walk(forest.root):
-            if len(item.children) > 1 and not item.folds:
-                tell_apart(item.children)
+        forest = folded(graph, options)
         root = forest.root
         set_depths(root)
         bundles = Bundles(forest)
@@ -52,3 +38,23 @@ class DefaultLayout(Layout):
         route(drawn)
         bundles.weigh()
         return finish(self.name, forest, bundles, drawn)
+
+
+def folded(graph: Graph, options: LayoutOptions) -> Forest:
+    """The items of ``graph`` with their words, nested, and folded by rule; nothing has a place yet."""
+    whole, graph = graph, connected_once(graph)
+    forest = Forest(graph, options)
+    if left_out := len(whole.nodes) - len(graph.nodes):
+        forest.notes.append(
+            f"{plural(left_out, 'stand-in')} for ends on other hosts left out: those connections are drawn once,"
+            " between their real ends"
+        )
+    for item in forest.items.values():
+        write_card(item)
+    forest.build()
+    score(forest)
+    fold(forest)
+    for item in walk(forest.root):
+        if len(item.children) > 1 and not item.folds:
+            tell_apart(item.children)
+    return forest

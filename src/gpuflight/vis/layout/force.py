@@ -4,9 +4,9 @@ Forces after Jacomy et al., "ForceAtlas2, a Continuous Graph Layout Algorithm fo
 for the Gephi Software", PLoS ONE 9(6), 2014: edges pull with their length, nodes push with 1 / distance times their
 masses (degree + 1), gravity holds the parts together, speeds adapt by swinging and traction. Two things make it fast:
 
-- 1 / distance is the field of a two-dimensional charge, so the push of all nodes on all nodes is one convolution: masses
-  go onto a grid, the grid is convolved by FFT (Hockney and Eastwood, "Computer Simulation Using Particles", 1988), and
-  the field is read back. It costs the same whether nodes are spread out or in heaps.
+- 1 / distance is the field of a two-dimensional charge, so the push of all nodes on all nodes is one convolution: their
+  masses go onto a grid, which is convolved by FFT (Hockney and Eastwood, "Computer Simulation Using Particles", 1988),
+  and the field is read back. It costs the same whether nodes are spread out or in heaps.
 - The graph is coarsened by joining neighbours until few are left; these are placed exactly, then each level starts from
   the places of the one above (Walshaw, "A Multilevel Algorithm for Force-Directed Graph Drawing", 2003). A heap weighs
   what its members weigh, so that the forces of the levels agree.
@@ -80,6 +80,20 @@ def solve(count: int, ends: Ints, weights: Floats, start: Floats | None = None, 
         steps = STEPS_FINEST if at == len(levels) - 1 else STEPS_LEVEL
         places = _settle(places, ends, weights, masses, steps)
     return places
+
+
+def unit_of(places: Floats, ends: Ints, weights: Floats) -> float:
+    """How many lengths of a picture are one of ``solve``, where ``places`` (about their middle) were at rest: then what
+    pulls inwards, times its distance, equals what pushes outwards (the virial theorem)."""
+    np = numpy()
+    count = len(places)
+    ends, weights = _simple(count, ends, weights)
+    masses = 1.0 + np.bincount(ends.ravel(), minlength=count)
+    pulled = float((weights * ((places[ends[:, 0]] - places[ends[:, 1]]) ** 2).sum(axis=1)).sum())
+    held = float(GRAVITY * (masses * np.sqrt((places**2).sum(axis=1))).sum())
+    pushed = REPULSION * (float(masses.sum()) ** 2 - float((masses**2).sum())) / 2
+    # pulled / unit² + held / unit = pushed
+    return float((held + np.sqrt(held**2 + 4 * pulled * pushed)) / (2 * pushed)) or 1.0 if pushed > 0 else 1.0
 
 
 def _spacing(places: Floats, masses: Floats) -> float:

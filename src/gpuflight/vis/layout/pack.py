@@ -32,15 +32,8 @@ def is_chip(item: Item) -> bool:
 
 def pack(root: Item) -> None:
     """Set size and relative place of everything under ``root``, children before parents."""
-    for item in reversed(walk(root)):
-        if item is root:
-            continue
-        if not item.children:
-            _size_leaf(item)
-        elif item.folds:
-            _size_group(item)
-        else:
-            _size_frame(item)
+    for child in root.children:
+        pack_inside(child)
     _pack_rows(root, sorted_children(root), _target_width(root.children, ROW_GAP), ROW_GAP * 2)
 
 
@@ -59,6 +52,17 @@ def _size_leaf(item: Item) -> None:
         item.w = max(item.w, 176.0)
     item.header = 24 + LINE * len(item.lines) + LINE * len(item.bars)
     item.h = item.header + 6
+
+
+def pack_inside(box: Item) -> None:
+    """Set the size of ``box`` and of all in it, children before parents, and their places within it."""
+    for item in reversed(walk(box)):
+        if not item.children:
+            _size_leaf(item)
+        elif item.folds:
+            _size_group(item)
+        else:
+            _size_frame(item)
 
 
 def _size_group(item: Item) -> None:
