@@ -371,6 +371,8 @@ def test_nccl(probe: CudaProbe, fakes: Fakes) -> None:
             0 bcast 6 8 0x7c0000000080 0
             0 allgather 7 9 0x7c0000000080 0
             0 send 3 10 0x7c0000000080 0
+            0 send 249999 7 0x7c0000000080 0
+            0 send 250000 7 0x7c0000000080 0
             0 commall 2
             0 commdestroy 0x7c0000000080
             """
@@ -392,6 +394,12 @@ def test_nccl(probe: CudaProbe, fakes: Fakes) -> None:
         ("ncclBcast", "float64"): (1, 48, "", 0),
         ("ncclAllGather", "bfloat16"): (1, 14, "", 0),
         ("ncclSend", "float8e4m3"): (1, 3, "", 0),
+        ("ncclSend", "float32"): (2, 1_999_996, "", 0),
+    }
+    assert {key: row.small_calls for key, row in found.items() if row.small_calls != row.calls} == {
+        ("ncclAllReduce", "float32"): 2,  # one failed
+        ("ncclAllReduce", "unknown(99)"): 0,
+        ("ncclSend", "float32"): 1,
     }
     assert found["ncclAllReduce", "unknown(99)"].bytes_unknown_calls == 1
     assert {row.communicator for row in found.values()} == {0x7C0000000080}

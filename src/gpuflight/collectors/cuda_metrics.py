@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from gpuflight.collectors.cuda_rows import Counters, Rows
 from gpuflight.collectors.rates import FIRST_READING
@@ -139,11 +139,37 @@ def _collectives(values: Values, counters: Counters, pid: int, rows: Rows) -> No
     size = sum(row.bytes for row in rows.nccl)
     if strange := sum(row.bytes_unknown_calls for row in rows.nccl):
         why = f"{strange} of {calls} calls were of a data type whose size is not known"
-        values.add("nccl_bytes", None, why)
-        values.add("nccl_bytes_per_s", None, why)
+        for name in ("nccl_bytes", "nccl_bytes_per_s", "nccl_small_calls_count", "nccl_bus_bytes"):
+            values.add(name, None, why)
         return
+    values.add("nccl_small_calls_count", sum(row.small_calls for row in rows.nccl))
+    values.add("nccl_bus_bytes", *_bus_bytes(rows))
     values.add("nccl_bytes", size)
     values.add("nccl_bytes_per_s", *rate(counters, ("nccl bytes", pid), size, 1))
+
+
+_BUS_SHARES: dict[str, Callable[[int], float]] = {
+    "ncclAllReduce": lambda ranks: 2 * (ranks - 1) / ranks,
+    "ncclReduceScatter": lambda ranks: ranks - 1,
+    "ncclAllGather": lambda ranks: ranks - 1,
+    "ncclAlltoAll": lambda ranks: ranks - 1,
+    "ncclRecv": lambda ranks: 0,
+}  # fmt: skip
+"""Bytes that each rank's link carries per byte that was given to the call: the factors of nccl-tests (PERFORMANCE.md),
+for counts per rank as these calls take them. Others carry what they are given; what is received was sent by others."""
+
+
+def _bus_bytes(rows: Rows) -> tuple[int | None, str]:
+    """What the calls made the links carry, by the sizes of their communicators; None and why."""
+    ranks = {row.communicator: row.ranks for row in rows.communicators if row.ranks > 0}
+    strange = {row.communicator for row in rows.nccl} - ranks.keys()
+    if strange:
+        return None, f"how many ranks {len(strange)} of its communicators have is not known: they were made unseen"
+    total = 0.0
+    for row in rows.nccl:
+        share = _BUS_SHARES.get(row.operation)
+        total += row.bytes * (1 if share is None else share(ranks[row.communicator]))
+    return round(total), ""
 
 
 def collective_texts(rows: Rows) -> list[str]:

@@ -253,7 +253,7 @@ def threads(pairs: Pairs) -> list[ThreadRow]:
 def collective(key: bytes, value: bytes) -> NcclRow:
     """One row of NCCL calls."""
     pid, api, datatype, reduction, communicator = layouts.COLLECTIVE_KEY.unpack(key)
-    calls, elements, host_ns, longest, errors, last = layouts.COLLECTIVE.unpack(value)
+    calls, elements, host_ns, longest, errors, last, small = layouts.COLLECTIVE.unpack(value)
     size = nccl.DATATYPE_BYTES.get(datatype)
     return NcclRow(
         pid=pid,
@@ -268,6 +268,7 @@ def collective(key: bytes, value: bytes) -> NcclRow:
         host_ns_max=longest,
         errors=errors,
         last_ns=last,
+        small_calls=small,
     )
 
 

@@ -182,6 +182,7 @@ class NcclRow(Struct, frozen=True, gc=False):
     host_ns_max: int
     errors: int
     last_ns: int
+    small_calls: int = 0  # of less than 1 MB; none of an unknown datatype
 
 
 class CommunicatorRow(Struct, frozen=True, gc=False):

@@ -314,6 +314,7 @@ struct collective {
 	__u64 host_ns_max;
 	__u64 errors;
 	__u64 last_ns;
+	__u64 small; /* calls of less than SMALL_COLLECTIVE bytes, where the size of the datatype is known */
 };
 
 struct communicator {

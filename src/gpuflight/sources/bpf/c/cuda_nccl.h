@@ -9,6 +9,9 @@
 #include "cuda_calls.h"
 
 #define MOST_RANKS_HERE 16 /* GPUs of one process, for ncclCommInitAll */
+#define SMALL_COLLECTIVE 1000000 /* bytes */
+#define DATATYPES 12 /* of ncclDataType_t, nccl.h 2.28 */
+#define DATATYPE_SHIFTS 0x001321332200ULL /* log2 of the bytes of each, four bits, int8 the lowest to float8e5m2 */
 
 GF_UPROBE(nccl_call)
 {
@@ -24,7 +27,7 @@ GF_UPROBE(nccl_call)
 
 gf_inline void add_collective(const struct call *call, __u32 tgid, __u32 code, __u64 now)
 {
-	__u64 cookie = call->cookie, duration_ns = since(call->entry_ns, now);
+	__u64 cookie = call->cookie, duration_ns = since(call->entry_ns, now), elements;
 	struct collective_key key = {};
 	struct collective *sums;
 
@@ -50,7 +53,11 @@ gf_inline void add_collective(const struct call *call, __u32 tgid, __u32 code, _
 		gf_add(&sums->errors, 1);
 		return;
 	}
-	gf_add(&sums->elements, argument(call, ARG_A(cookie)));
+	elements = argument(call, ARG_A(cookie));
+	gf_add(&sums->elements, elements);
+	if (key.datatype < DATATYPES && elements < SMALL_COLLECTIVE &&
+	    elements << (DATATYPE_SHIFTS >> 4 * key.datatype & 0xf) < SMALL_COLLECTIVE)
+		gf_add(&sums->small, 1);
 	gf_add(&sums->host_ns, duration_ns);
 	if (duration_ns > sums->host_ns_max)
 		sums->host_ns_max = duration_ns;
