@@ -13,7 +13,7 @@ from gpuflight.graph.diff import Diff, diff
 from gpuflight.round_codec import encode_round, encode_round_diff
 from gpuflight.round_documents import Head, StoredRound
 from gpuflight.rounds import Environment, Round
-from gpuflight.subscribers.kafka_wire import Message, cut
+from gpuflight.subscribers.kafka_wire import Message, cut, envelope
 from gpuflight.subscribers.mongo_writer import Written
 
 Failure = Literal["before", "half", "after"]
@@ -57,16 +57,8 @@ def cut_round(
     data: bytes, namespace: str, done: Round, instance: str, base: int | None, max_message_bytes: int
 ) -> list[Message]:
     """The messages of a round's bytes."""
-    return cut(
-        data,
-        namespace=namespace,
-        instance=instance,
-        number=done.number,
-        time_ns=done.time_ns,
-        base=base,
-        encoding="none",
-        max_message_bytes=max_message_bytes,
-    )
+    around = envelope(namespace, instance, "graph" if base is None else "diff", "none", max_message_bytes)
+    return cut(data, around, done.number, done.time_ns, base)
 
 
 class MemoryStore:
