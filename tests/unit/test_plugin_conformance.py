@@ -9,6 +9,7 @@ import io
 import os
 import threading
 import time
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -162,8 +163,10 @@ def has_what_it_needs(name: str) -> bool:
     return True
 
 
-READY = [name for name in plugins(Renderer) if not name.startswith("graphviz_") and has_what_it_needs(name)]
-"""Renderers that can be tried often: those of Graphviz start a program, and draw what ``dot`` writes as text."""
+@cache
+def ready() -> list[str]:
+    """Renderers that can be tried often: those of Graphviz start a program, and draw what ``dot`` writes as text."""
+    return [name for name in plugins(Renderer) if not name.startswith("graphviz_") and has_what_it_needs(name)]
 
 
 PLAIN = {"csv"}
@@ -193,7 +196,7 @@ def test_any_graph_is_laid_out_and_drawn(layout: str, graph: Graph) -> None:
     assert sorted(ids_of(first.boxes)) == sorted(graph.nodes), "every entity has one box"
     assert [entity.id for entity in first.entities] == list(graph.nodes), "other formats need the graph's own elements"
     assert [edge.key for edge in first.edges] == list(graph.edges)
-    for renderer in READY:
+    for renderer in ready():
         assert render(renderer, first)
 
 

@@ -39,6 +39,7 @@ _KEYS: dict[str, tuple[str, ...]] = {
     "/api/v1/edges/{edge_id}": ("round", "time", "edge"),
     "/api/v1/path": ("round", "time", "path"),
     "/api/v1/graph": (),  # a page and a part have no more than each form says
+    "/api/v1/graph/view": ("round", "boxes", "links", "routes"),
     "/api/v1/rounds": ("rounds", "truncated"),
     "/api/v1/rounds/latest": ("round", "time", "coverage", "env"),
     "/api/v1/rounds/{number}": ("round", "time", "coverage", "env"),
@@ -110,7 +111,7 @@ _CACHED = (
 )
 """Answers that have an ETag."""
 
-_OPEN = ("/healthz", "/readyz")
+_OPEN = ("/", "/healthz", "/readyz")
 """No token is needed."""
 
 _ERRORS = {
@@ -197,6 +198,8 @@ def _success(path: str, method: str, operation: dict[str, Any]) -> None:
         content[_JSON] = {"schema": schema}
         if path == "/metrics":
             content = {"text/plain": {"schema": {"type": "string"}}}
+        elif path == "/":
+            content = {"text/html": {"schema": {"type": "string"}}}
         elif path == "/api/v1/graph/export":
             content = {media_type: {} for media_type in export_types()}
         elif path == "/api/v1/sessions/{session_id}/report":
@@ -208,6 +211,13 @@ def _success(path: str, method: str, operation: dict[str, Any]) -> None:
         response["content"] = content
 
 
+_PICTURE_TYPES = {
+    # Python's table depends on the system's, which knows few of these.
+    ".gexf": "application/xml", ".graphml": "application/xml", ".drawio": "application/xml", ".csv": "text/csv",
+    ".gv": "text/vnd.graphviz", ".mmd": "text/plain",
+}  # fmt: skip
+
+
 def export_types() -> list[str]:
     """The media types of the registered renderers."""
     return sorted({media_type_of(renderer.suffix) for renderer in plugins(Renderer).values()})
@@ -215,6 +225,8 @@ def export_types() -> list[str]:
 
 def media_type_of(suffix: str) -> str:
     """The media type of a file that ends so."""
+    if suffix in _PICTURE_TYPES:
+        return _PICTURE_TYPES[suffix]
     return mimetypes.guess_type("graph" + suffix)[0] or "application/octet-stream"
 
 
@@ -223,7 +235,7 @@ def _errors(path: str, method: str, operation: dict[str, Any]) -> set[int]:
     found = {421, 500}
     if path not in _OPEN:
         found |= {401, 403, 429}
-    if path != "/healthz":
+    if path not in ("/", "/healthz"):
         found.add(503)
     if names:
         found.add(422)

@@ -104,10 +104,10 @@ def _rows(document: CsvDocument) -> Iterator[list[str]]:
 
 def _places(table: Table, at: dict[str, int]) -> dict[str, dict[str, int]]:
     """Where in a row each value of a group goes."""
+    titles = [f"{column.title} (attribute)" if column.title in _PLACE else column.title for column in table.columns]
     found: dict[str, dict[str, int]] = {"about": {}, "identity": {}, "attributes": {}, "metrics": {}}
-    for column in table.columns:
-        title = f"{column.title} (attribute)" if column.title in _PLACE else column.title
-        found[column.group][column.key] = at[title]
+    for group, columns in table.of.items():
+        found[group] = {key: at[titles[number]] for key, number in columns.items()}
     return found
 
 

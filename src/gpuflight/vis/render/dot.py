@@ -35,7 +35,7 @@ class DotRenderer(Renderer):
     """Graphviz DOT: nested clusters, nodes and lines as text; Graphviz places them."""
 
     name = "dot"
-    suffix: ClassVar[str] = ".dot"
+    suffix: ClassVar[str] = ".gv"
 
     def build(self, layout: LayoutGraph) -> DotDocument:
         """See Renderer.build."""

@@ -110,7 +110,7 @@ def _node(item: ShownBox) -> dict[str, Any]:
         "x": round(box.x + box.w / 2, 2),
         "y": round(box.y + (min(box.header, box.h) / 2 if frame else box.h / 2), 2),
         "color": {"border": colour, "background": "#e8edf3" if frame else "#ffffff"},
-        "group": clean(box.kind, LABEL_LIMIT),
+        "kind": clean(box.kind, LABEL_LIMIT),
         "borderWidth": 3 if box.role == "group" else 1,
         "font": {"size": max(1, round(12 * box.scale))},
         "physics": False,

@@ -164,6 +164,7 @@ def _table(rows: Sequence[Any], about: list[tuple[str, ColumnType]], *, identity
     wide: set[tuple[Group, str]] = set()  # integers that no 64 bits hold
     pairs: dict[tuple[Group, str, type], None] = {}
     fields_of: dict[type, tuple[str, ...]] = {}
+    twice: set[str] = set()  # names that an entity has as a field of its identity and as an attribute
     for row in rows:
         for group, values in (("attributes", row.attributes), ("metrics", row.metrics)):
             for name, value in values.items():
@@ -176,11 +177,20 @@ def _table(rows: Sequence[Any], about: list[tuple[str, ColumnType]], *, identity
                 fields_of[kind] = identity_fields(kind)
             for name in fields_of[kind]:
                 value = getattr(row, name)
+                if name in row.attributes:
+                    twice.add(name)
                 pairs["identity", name, value.__class__] = None
                 if value.__class__ is int and value not in LONG:
                     wide.add(("identity", name))
+    shared: list[str] = []
     for group, name, kind in pairs:
         seen.setdefault((group, name), set()).add(kind)
+    for group, name in [key for key in seen if key[0] == "attributes"]:
+        if ("identity", name) in seen and name not in twice:  # a disk's name and that of a process: one column
+            seen["identity", name] |= seen.pop((group, name))
+            shared.append(name)
+            if (group, name) in wide:
+                wide.add(("identity", name))
     table = Table()
     titles: set[str] = set()
     for name, column_type in about:
@@ -189,6 +199,9 @@ def _table(rows: Sequence[Any], about: list[tuple[str, ColumnType]], *, identity
         for (group, name), types in seen.items():
             if group == wanted and types != {type(None)}:
                 _add(table, titles, Column(name, _type(types, wide=(group, name) in wide), group, name))
+    for name in shared:
+        if name in table.of.get("identity", {}):
+            table.of.setdefault("attributes", {})[name] = table.of["identity"][name]
     return table
 
 
