@@ -68,7 +68,9 @@ def test_configurations_shown_in_the_docs_load(tmp_path: Path) -> None:
         for page in PAGES
         for block in blocks(page)
         if block.language in ("json", "toml", "yaml")
-        and not (page.name == "user-probes.md" and block.language == "toml")  # tests/integration/test_user_probes_real.py
+        and not (
+            page.name == "user-probes.md" and block.language == "toml"
+        )  # tests/integration/test_user_probes_real.py
     ]
     assert shown
     for block in shown:
@@ -81,8 +83,11 @@ def test_configurations_shown_in_the_docs_load(tmp_path: Path) -> None:
 
 AGENT = ROOT / "configs" / "agent.json"  # in the form of gpufl-agent: tests/unit/test_agent_options.py
 PROBES = ROOT / "configs" / "probes"  # users' probes: tests/integration/test_user_probes_real.py
+RULES = ROOT / "configs" / "rules"  # users' rules: tests/unit/test_user_rules.py
 CONFIGS = sorted(
-    path for path in (ROOT / "configs").rglob("*") if path.is_file() and path != AGENT and PROBES not in path.parents
+    path
+    for path in (ROOT / "configs").rglob("*")
+    if path.is_file() and path != AGENT and not {PROBES, RULES} & set(path.parents)
 )
 
 
