@@ -15,6 +15,7 @@ from gpuflight.graph import Graph
 from gpuflight.registry import Plugin
 from gpuflight.rounds import Coverage, Environment, Finding
 from gpuflight.vis.model import LayoutGraph
+from gpuflight.vis.timeline import Timeline
 
 
 class LayoutOptions(Struct, kw_only=True):
@@ -27,6 +28,7 @@ class LayoutOptions(Struct, kw_only=True):
     ``depth_max``: boxes nested deeper than this stand side by side in one group.
     ``previous``: an earlier picture of the same system by the same layout: one that can starts from its places, so
     that what did not change stays where it was (``gephi``); the others leave it alone.
+    ``timelines``: when what ran, of sessions in the graph; only the layout ``timeline`` draws it.
     """
 
     title: str = ""
@@ -41,6 +43,7 @@ class LayoutOptions(Struct, kw_only=True):
     siblings_max: int = 36
     depth_max: int = 12
     previous: LayoutGraph | None = None
+    timelines: list[Timeline] = field(default_factory=list)
 
 
 class Layout(Plugin, family="layouts", package="gpuflight.vis.layout"):

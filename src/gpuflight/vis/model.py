@@ -13,6 +13,7 @@ from msgspec import Struct, field
 
 from gpuflight.graph import Edge, Entity
 from gpuflight.rounds import Coverage, Environment, Finding
+from gpuflight.vis.timeline import Timeline
 
 Role = Literal["frame", "card", "chip", "group"]
 """*frame* holds other boxes under a header; *card* is a leaf with lines and bars; *chip* is a leaf of one line; *group*
@@ -110,7 +111,8 @@ class LayoutGraph(Struct, kw_only=True):
     """A laid out picture. ``notes`` says in words what a reader must know that the boxes do not show.
 
     ``entities`` and ``edges`` are the elements of the graph that was placed, as they are there: formats for other
-    programs (GEXF, CSV, JSON …) need their identity and values, whatever the layout folded.
+    programs (GEXF, CSV, JSON …) need their identity and values, whatever the layout folded. ``timelines`` are those of
+    the sessions that the layout ``timeline`` drew.
     """
 
     title: str
@@ -132,3 +134,4 @@ class LayoutGraph(Struct, kw_only=True):
     time_ns: int = 0
     entities: list[Entity] = field(default_factory=list)
     edges: list[Edge] = field(default_factory=list)
+    timelines: list[Timeline] = field(default_factory=list)

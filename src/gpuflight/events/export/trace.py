@@ -58,6 +58,23 @@ def chrome_trace(reader: Reader, counts: TraceCounts | None = None) -> Iterator[
     yield b"\n]}\n"
 
 
+def scope_runs(table: str) -> str:
+    """SQL of scopes with their ends: a begin with the end of its instance; where there are no instances, with the next
+    end of its depth. ``end_ns`` is unknown where the log has none, ``last_ns`` is the latest time of any scope."""
+    return f"""(
+            WITH event AS (
+                SELECT time_ns, name_id, coalesce(depth, 0) AS depth, repeat, event_type IN (1, 3) AS ends,
+                    scope_instance_id, lead(event_type IN (1, 3)) OVER same AS next_ends,
+                    lead(time_ns) OVER same AS next_ns
+                FROM {table} WHERE clock = 0 AND time_ns IS NOT NULL AND event_type IS NOT NULL
+                WINDOW same AS (
+                    PARTITION BY scope_instance_id, CASE WHEN scope_instance_id IS NULL THEN coalesce(depth, 0) END
+                    ORDER BY time_ns, event_type IN (1, 3)))
+            SELECT time_ns, name_id, depth, repeat, scope_instance_id, CASE WHEN next_ends THEN next_ns END AS end_ns,
+                (SELECT max(time_ns) FROM event) AS last_ns
+            FROM event WHERE NOT ends)"""  # noqa: S608
+
+
 class _Trace:
     def __init__(self, reader: Reader, counts: TraceCounts) -> None:
         self.session: Session = reader.sessions[0]
@@ -230,20 +247,7 @@ class _Trace:
             yield events
 
     def _scopes(self) -> Iterator[list[str]]:
-        """A begin with the end of its instance; where there are no instances, with the next end of its depth."""
-        table = self._reader.table("scope")
-        sql = f"""(
-            WITH event AS (
-                SELECT time_ns, name_id, coalesce(depth, 0) AS depth, repeat, event_type IN (1, 3) AS ends,
-                    scope_instance_id, lead(event_type IN (1, 3)) OVER same AS next_ends,
-                    lead(time_ns) OVER same AS next_ns
-                FROM {table} WHERE clock = 0 AND time_ns IS NOT NULL AND event_type IS NOT NULL
-                WINDOW same AS (
-                    PARTITION BY scope_instance_id, CASE WHEN scope_instance_id IS NULL THEN coalesce(depth, 0) END
-                    ORDER BY time_ns, event_type IN (1, 3)))
-            SELECT time_ns, name_id, depth, repeat, scope_instance_id, CASE WHEN next_ends THEN next_ns END AS end_ns,
-                (SELECT max(time_ns) FROM event) AS last_ns
-            FROM event WHERE NOT ends)"""  # noqa: S608
+        sql = scope_runs(self._reader.table("scope"))
         for rows in in_order(self._reader, sql, "time_ns", "depth, end_ns DESC NULLS FIRST"):
             self._text("scope", rows, "name_id")
             events = []
