@@ -6,23 +6,26 @@ import html
 import re
 import shutil
 import subprocess
+import urllib.request
+from collections.abc import Iterator
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import quote
 
 import pytest
+from tests.chromium import CHROMIUM, Chromium
 from tests.conftest import DATA
+from tests.e2e.test_server_stream_real import Live
 from tests.unit import vis_scenes
 
 from gpuflight.cli import vis
 from gpuflight.graph import Graph, edges, nodes
+from gpuflight.rounds import Finding
+from gpuflight.server.tokens import Role, TokenStore
 from gpuflight.vis.base import LayoutOptions
 from gpuflight.vis.layout.default import DefaultLayout
 from gpuflight.vis.render.html import HtmlRenderer
 
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
 
 
@@ -212,3 +215,124 @@ def test_the_picture_is_drawn_and_not_blank(browser: Browser, h100: Path, tmp_pa
         browser.run(page, "panel=0", f"--screenshot={target}", "--hide-scrollbars")
         sizes.append(target.stat().st_size)
     assert sizes[0] > 4 * sizes[1]
+
+
+# --- driven: what a reader does with the mouse and the keys ----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    with Chromium(tmp_path_factory.mktemp("profile")) as driven:
+        driven.call("Runtime.enable")
+        driven.call("Log.enable")
+        yield driven
+
+
+def _key(chromium: Chromium, key: str) -> None:
+    chromium.js(f"document.dispatchEvent(new KeyboardEvent('keydown', {{key: {key!r}, bubbles: true}}))")
+
+
+def _visit(chromium: Chromium, url: str) -> None:
+    chromium.call("Page.navigate", url="about:blank")
+    chromium.events.clear()
+    chromium.call("Page.navigate", url=url)
+    chromium.until("document.documentElement.dataset.ready === 'yes'")
+
+
+def test_findings_stand_on_lines_pins_side_by_side_and_keys_work(browser: Browser, chromium: Chromium) -> None:
+    graph = vis_scenes.h100()
+    edge = next(edge for edge in graph.edges.values() if edge.kind == "ConnectTo" and "10.0.0.6" in edge.target)
+    finding = Finding(id="f", rule="retransmits", severity="critical", message="loses segments", edges=[edge.id])
+    _visit(chromium, browser.write(graph, findings=[finding]).as_uri())
+    marked = "gpuflightViewer.lines.filter((line) => line.severity === 'critical')"
+    assert chromium.js(f"{marked}.length") == 1
+    chromium.js("document.querySelector('#findings .link').click()")
+    assert "loses segments" in chromium.js("document.getElementById('details').textContent")
+    for number in (1, 2):
+        chromium.js(
+            f"gpuflightViewer.select(gpuflightViewer.model.boxes.find((it) => it.label.startsWith('GPU {number} ')).i)"
+        )
+        _key(chromium, "k")
+    pins = chromium.js("document.getElementById('pins').textContent")
+    assert "GPU 1" in pins and "GPU 2" in pins and "sm util" in pins
+    chromium.js("document.querySelector('#pins button[title^=Unpin]').click()")
+    assert chromium.js("gpuflightViewer.pinned.length") == 1
+    zoom = chromium.js("gpuflightViewer.view.k")
+    _key(chromium, "+")
+    assert chromium.js("gpuflightViewer.view.k") > zoom
+    _key(chromium, "0")
+    assert chromium.js("gpuflightViewer.view.k") == pytest.approx(zoom)
+    assert chromium.said() == []
+
+
+def test_a_moved_picture_is_the_picture_painted_there(browser: Browser, chromium: Chromium) -> None:
+    """Panning draws only what comes into sight; apart from words that wait, no pixel may differ from a whole paint."""
+    _visit(chromium, browser.write(vis_scenes.h100()).as_uri())
+    different = chromium.js("""(async () => {
+      const viewer = gpuflightViewer, frame = () => new Promise((done) => requestAnimationFrame(done));
+      viewer.painter.lineLabels = viewer.painter.farLabels = () => {};
+      viewer.zoom(1.6); await frame(); await frame();
+      for (let step = 0; step < 12; step++) { viewer.pan(-23, step % 2 ? 17 : -31); await frame(); }
+      const { width, height } = viewer.canvas, { context } = viewer.painter;
+      const read = () => context.getImageData(0, 0, width, height).data.slice();
+      const moved = read();
+      viewer.paint();
+      const whole = read();
+      let count = 0;
+      for (let at = 0; at < whole.length; at += 4) {
+        const off = Math.max(...[0, 1, 2].map((part) => Math.abs(whole[at + part] - moved[at + part])));
+        if (off > 48) count++;
+      }
+      return count / (width * height);
+    })()""")
+    assert different < 0.002, "but for the edges of letters, which stand at other fractions of a pixel"
+
+
+@pytest.fixture
+def live() -> Iterator[Live]:
+    made = Live()
+    made.round(7)
+    yield made
+    made.stop()
+
+
+def test_the_live_page_follows_the_rounds(live: Live, chromium: Chromium) -> None:
+    url = f"http://127.0.0.1:{live.address[1]}/"
+    _visit(chromium, url)
+    chromium.js(
+        "gpuflightViewer.select(gpuflightViewer.model.boxes.findIndex((box) => box.id === 'Process(pid=7,start=1)'))"
+    )
+    chromium.until("document.documentElement.dataset.live === 'following'")
+    chromium.js("gpuflightViewer.zoom(1.7)")
+    zoom = chromium.js("gpuflightViewer.view.k")
+    number = int(chromium.js("document.documentElement.dataset.round"))
+    live.round(63)
+    chromium.until("document.getElementById('details').textContent.includes('63 %')")
+    chromium.until(f"Number(document.documentElement.dataset.round) > {number}")
+    assert chromium.js("gpuflightViewer.view.k") == pytest.approx(zoom)
+    assert "pid 7" in chromium.js("document.getElementById('details').textContent")
+    chromium.until("gpuflightViewer.model.boxes.some((box) => box.metrics.cpu_pct === 63)")
+    assert chromium.said() == []
+
+
+def test_the_live_page_asks_for_a_token_where_one_is_needed(live: Live, chromium: Chromium, tmp_path: Path) -> None:
+    tokens = TokenStore(str(tmp_path / "tokens"))
+    live.server.config.app.state.gpuflight.tokens = tokens  # type: ignore[union-attr]
+    token, _ = tokens.create(Role.VIEWER)
+    chromium.call("Page.navigate", url=f"http://127.0.0.1:{live.address[1]}/?kinds=Process")
+    chromium.until("document.documentElement.dataset.live === 'login'")
+    for text in ("wrong", token):
+        chromium.js(f"document.getElementById('token').value = {text!r}; document.getElementById('token-use').click()")
+        if text == "wrong":
+            chromium.until("document.getElementById('token-said').textContent")
+    chromium.until("document.documentElement.dataset.live === 'following'")
+    assert chromium.js("document.getElementById('login').hidden") is True
+    chromium.js("sessionStorage.clear()")
+
+
+def test_the_live_page_allows_itself_only_its_own_server(live: Live) -> None:
+    with urllib.request.urlopen(f"http://127.0.0.1:{live.address[1]}/") as answer:
+        policy, text = answer.headers["content-security-policy"], answer.read().decode()
+    assert "default-src 'none'" in policy and "connect-src 'self'" in policy and "unsafe" not in policy
+    assert not re.findall(r"(?:src|href)\s*=", text.partition("<body>")[2].partition("<script>")[0])
+    assert "://" not in text.partition("<script>")[0]

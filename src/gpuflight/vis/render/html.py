@@ -9,6 +9,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import zlib
+from collections.abc import Iterator
 from functools import cache
 from html import escape
 from importlib import resources
@@ -22,6 +23,7 @@ from gpuflight.vis.render.payload import payload
 from gpuflight.vis.text import clean
 
 SCRIPTS = ("format.js", "model.js", "palette.js", "edges.js", "draw.js", "panel.js", "search.js", "viewer.js")
+"""The viewer itself, the same here and on the live page of a server."""
 PLAIN_MAX_BYTES = 256 * 1024
 """Data up to here is written as plain JSON that a person can read and a tool can grep; larger data is deflated."""
 
@@ -45,26 +47,40 @@ class HtmlRenderer(Renderer):
 
     def write(self, document: HtmlDocument, file: BinaryIO) -> None:
         """See Renderer.write. The page is UTF-8."""
-        page, style, script = _asset("page.html"), _asset("viewer.css"), viewer_script()
-        policy = (
-            f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(style)}'; img-src data: blob:; "
-            "base-uri 'none'; form-action 'none'"
-        )
         encoding, data = _encode(document.data)
-        parts = {
-            "policy": policy,
-            "title": escape(document.title),
-            "style": style,
-            "encoding": encoding,
-            "data": data,
-            "script": script,
-        }
-        head, *rest = page.split("{{")
-        file.write(head.encode())
-        for part in rest:
-            name, _, text = part.partition("}}")
-            file.write(parts[name].encode())
-            file.write(text.encode())
+        block = f'<script type="application/json" id="data" data-encoding="{encoding}">{data}</script>'
+        file.writelines(_page(viewer_script(), _policy(viewer_script()), escape(document.title), block, ""))
+
+
+def live_page() -> tuple[bytes, str]:
+    """The same viewer as a page of a server, and its Content-Security-Policy. It holds nothing of any machine: its
+    script fetches the picture from where the page came from (``api/v1/graph/view``) and follows the stream of rounds.
+    """
+    script = viewer_script("live.js")
+    policy = _policy(script, connect="'self'")
+    page = b"".join(_page(script, policy, "live", "", _asset("token.html")))
+    return page, f"{policy}; frame-ancestors 'none'"  # a page cannot say this of itself
+
+
+def _policy(script: str, connect: str = "") -> str:
+    allowed = f"connect-src {connect}; " if connect else ""
+    return (
+        f"default-src 'none'; script-src '{_hash(script)}'; style-src '{_hash(_asset('viewer.css'))}'; "
+        f"img-src data: blob:; {allowed}base-uri 'none'; form-action 'none'"
+    )
+
+
+def _page(script: str, policy: str, title: str, block: str, extra: str) -> Iterator[bytes]:
+    parts = {
+        "policy": policy, "title": title, "style": _asset("viewer.css"), "extra": extra, "block": block,
+        "script": script,
+    }  # fmt: skip
+    head, *rest = _asset("page.html").split("{{")
+    yield head.encode()
+    for part in rest:
+        name, _, text = part.partition("}}")
+        yield parts[name].encode()
+        yield text.encode()
 
 
 def _encode(data: dict[str, Any]) -> tuple[str, str]:
@@ -82,9 +98,9 @@ def _asset(name: str) -> str:
 
 
 @cache
-def viewer_script() -> str:
-    """The viewer as one script: its files in order, inside one function."""
-    body = "\n".join(_asset(name) for name in SCRIPTS)
+def viewer_script(start: str = "start.js") -> str:
+    """The viewer as one script: its files in order and the one that starts it, inside one function."""
+    body = "\n".join(_asset(name) for name in (*SCRIPTS, start))
     return f'(() => {{\n"use strict";\n{body}}})();\n'
 
 

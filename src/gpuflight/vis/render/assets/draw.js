@@ -1,6 +1,7 @@
 /* Drawing: frames, then lines, then cards and words, so that no line ever crosses a word. */
 const FONT = 'system-ui, -apple-system, "Segoe UI", Roboto, "Noto Sans", "DejaVu Sans", sans-serif';
 const READABLE = 4.6; // px: smaller text is not drawn
+const CHANGE_SIGNS = { added: "+", removed: "−", changed: "~" };
 const SPECK = 1.1; // px: smaller boxes are not drawn
 
 class Painter {
@@ -13,24 +14,54 @@ class Painter {
 
   /* `view` {x, y, k}: screen = world * k + (x, y). `scene`: what is selected, matched, dimmed. */
   paint(view, size, palette, scene) {
-    const g = this.context;
-    this.view = view; this.palette = palette; this.scene = scene; this.size = size;
-    const r = size.ratio;
+    this.view = { ...view }; this.palette = palette; this.scene = scene; this.size = size;
+    this.part({ x: 0, y: 0, w: size.width, h: size.height }, false);
+  }
+
+  /* The picture as painted last, moved by whole pixels of the canvas; only what comes into sight is drawn. Words at
+     lines and from afar depend on all that is in sight: they wait for the next whole paint. */
+  shift(dx, dy) {
+    const g = this.context, { width, height, ratio } = this.size, x = dx / ratio, y = dy / ratio;
+    this.view = { k: this.view.k, x: this.view.x + x, y: this.view.y + y };
+    g.setTransform(1, 0, 0, 1, 0, 0);
+    g.globalCompositeOperation = "copy";
+    g.drawImage(g.canvas, dx, dy);
+    g.globalCompositeOperation = "source-over";
+    const w = Math.abs(x) + 1, h = Math.abs(y) + 1;
+    if (dx) this.part({ x: x > 0 ? 0 : width - w, y: 0, w, h: height }, true);
+    if (dy) this.part({ x: 0, y: y > 0 ? 0 : height - h, w: width, h }, true);
+  }
+
+  part(screen, moving) {
+    const g = this.context, { view, size, palette, scene } = this, r = size.ratio, around = moving ? 12 : 0;
+    g.save();
     g.setTransform(r, 0, 0, r, 0, 0);
+    if (moving) { g.beginPath(); g.rect(screen.x, screen.y, screen.w, screen.h); g.clip(); }
     g.fillStyle = palette.ground;
-    g.fillRect(0, 0, size.width, size.height);
+    g.fillRect(screen.x, screen.y, screen.w, screen.h);
     g.setTransform(r * view.k, 0, 0, r * view.k, r * view.x, r * view.y);
-    this.seen = { x0: -view.x / view.k, y0: -view.y / view.k, x1: (size.width - view.x) / view.k, y1: (size.height - view.y) / view.k };
+    this.seen = {
+      x0: (screen.x - around - view.x) / view.k, y0: (screen.y - around - view.y) / view.k,
+      x1: (screen.x + screen.w + around - view.x) / view.k, y1: (screen.y + screen.h + around - view.y) / view.k,
+    };
     this.far = []; // large frames whose own words are too small to read
     const cards = this.frames();
     this.lines(scene.lines.filter((line) => !this.faded(line)), false);
     if (scene.dim) this.lines(scene.lines.filter((line) => this.faded(line)), true);
     for (const box of cards) this.card(box);
-    this.farLabels();
+    if (!moving) this.farLabels();
     this.lines(scene.extra, false);
-    this.lineLabels([...scene.extra, ...scene.lines]);
+    if (!moving) this.lineLabels([...scene.extra, ...scene.lines]);
+    for (const line of scene.lines) if (line.severity && this.sees(line)) this.lineBadge(line);
     for (const i of scene.marked) this.ring(this.model.boxes[scene.shown[i]], palette.mark, 3);
+    for (const i of scene.pinned) this.ring(this.model.boxes[scene.shown[i]], palette.accent, 2, [6, 3]);
     if (scene.selected >= 0) this.ring(this.model.boxes[scene.shown[scene.selected]], palette.accent, 2.5);
+    g.restore();
+  }
+
+  sees(line) {
+    const bounds = boundsOf(line), s = this.seen;
+    return bounds.x0 <= s.x1 && bounds.x1 >= s.x0 && bounds.y0 <= s.y1 && bounds.y1 >= s.y0;
   }
 
   /* Whether what the reader looks at leaves this line or box in the background. */
@@ -117,6 +148,7 @@ class Painter {
       this.words(box, (chip ? 7 : 10) * s, false);
       if (box.folded) this.foldedNote(box);
     }
+    if (box.change && box.h * k > 3) this.changed(box);
     if (box.severity && box.h * k > 4) this.badge(box);
     g.globalAlpha = 1;
   }
@@ -197,18 +229,48 @@ class Painter {
   badge(box) {
     const g = this.context, s = box.scale, colour = box.severity === "critical" ? this.palette.critical : this.palette.warn;
     this.ring(box, colour, 1.6);
-    const x = box.x + box.w - 11 * s, y = box.y + 12 * s;
+    this.triangle(box.x + box.w - 11 * s, box.y + 12 * s, s, box.severity);
+  }
+
+  /* What a comparison found: a ring, and + − ~ at the corner. */
+  changed(box) {
+    const g = this.context, s = box.scale, colour = this.palette.change[box.change];
+    this.ring(box, colour, 2, box.change === "removed" ? [5, 3] : []);
+    if (9 * s * this.view.k < READABLE) return;
+    const x = box.x + 1 * s, y = box.y + 1 * s;
     g.fillStyle = colour;
+    g.beginPath(); g.arc(x, y, 6.5 * s, 0, 7); g.fill();
+    g.fillStyle = this.palette.surface; g.font = `700 ${11 * s}px ${FONT}`; g.textAlign = "center"; g.textBaseline = "middle";
+    g.fillText(CHANGE_SIGNS[box.change], x, y + 0.5 * s);
+  }
+
+  /* A finding about a line: the triangle of boxes, at its middle. */
+  lineBadge(line) {
+    const g = this.context, points = pointsOf(line), k = this.view.k, s = Math.min(1, Math.max(0.55, k)) / k;
+    if (!points.length) return;
+    let best = 1;
+    const length = (at) => Math.hypot(points[at][0] - points[at - 1][0], points[at][1] - points[at - 1][1]);
+    for (let at = 2; at < points.length; at++) if (length(at) > length(best)) best = at;
+    const [x0, y0] = points[line.curve ? points.length >> 1 : best - 1], [x1, y1] = points[line.curve ? points.length >> 1 : best];
+    this.triangle(x0 + (x1 - x0) * 0.36, y0 + (y1 - y0) * 0.36, s, line.severity);
+  }
+
+  triangle(x, y, s, severity) {
+    const g = this.context;
+    g.fillStyle = severity === "critical" ? this.palette.critical : this.palette.warn;
     g.beginPath(); g.moveTo(x, y - 7 * s); g.lineTo(x + 8 * s, y + 6 * s); g.lineTo(x - 8 * s, y + 6 * s); g.closePath(); g.fill();
-    g.fillStyle = this.palette.surface; g.font = `700 ${9 * s}px ${FONT}`; g.textAlign = "center";
+    g.lineWidth = 1.2 * s; g.strokeStyle = this.palette.surface; g.stroke();
+    g.fillStyle = this.palette.surface; g.font = `700 ${9 * s}px ${FONT}`; g.textAlign = "center"; g.textBaseline = "middle";
     g.fillText("!", x, y + 1.5 * s);
   }
 
-  ring(box, colour, width) {
+  ring(box, colour, width, dash = []) {
     const g = this.context, out = 2 / this.view.k;
+    g.setLineDash(dash.map((part) => part / this.view.k));
     g.beginPath();
     g.roundRect(box.x - out, box.y - out, box.w + 2 * out, box.h + 2 * out, 8 * box.scale);
     g.lineWidth = Math.min(width, Math.max(1, box.h * this.view.k / 4)) / this.view.k; g.strokeStyle = colour; g.stroke();
+    g.setLineDash([]);
   }
 
   /* Text cut to its room with an ellipsis; the cut is measured once per box, since all of it scales. */
@@ -244,16 +306,15 @@ class Painter {
   }
 
   lines(lines, faded) {
-    const g = this.context, p = this.palette, s = this.seen, k = this.view.k;
+    const g = this.context, p = this.palette, k = this.view.k;
     g.lineJoin = g.lineCap = "round";
     const usual = this.scene.dim || k > 0.6 ? 0.8 : Math.max(0.22, 0.8 * Math.min(1, Math.sqrt(100 / lines.length))); // many lines from afar: lighter
     for (const line of lines) {
       const points = pointsOf(line);
       if (!points.length) continue;
-      let x0 = Infinity, y0 = Infinity, x1 = -Infinity, y1 = -Infinity;
-      for (const [x, y] of points) { x0 = Math.min(x0, x); x1 = Math.max(x1, x); y0 = Math.min(y0, y); y1 = Math.max(y1, y); }
-      if (x0 > s.x1 || x1 < s.x0 || y0 > s.y1 || y1 < s.y0) continue;
-      const { colour, dash } = p.edge[line.medium], hot = line === this.scene.line;
+      if (!this.sees(line)) continue;
+      const edge = p.edge[line.medium], hot = line === this.scene.line;
+      const colour = line.change ? p.change[line.change] : edge.colour, dash = line.change === "removed" ? [3, 3] : edge.dash;
       g.globalAlpha = faded ? 0.12 : hot || line.extra ? 1 : usual;
       g.strokeStyle = g.fillStyle = colour;
       const width = Math.max((1.2 + 2.2 * line.weight + (hot ? 1.5 : 0)), 0.7 / k);
@@ -268,6 +329,12 @@ class Painter {
           g.arcTo(x, y, nx, ny, Math.min(7, Math.hypot(x - px, y - py) / 2, Math.hypot(nx - x, ny - y) / 2));
         }
         g.lineTo(...points[points.length - 1]);
+      }
+      if (line.severity) { // a band of the finding's colour under the line
+        const usualAlpha = g.globalAlpha;
+        g.setLineDash([]); g.globalAlpha = faded ? 0.08 : 0.45; g.lineWidth = width + Math.max(6, 4 / k); g.strokeStyle = line.severity === "critical" ? p.critical : p.warn;
+        g.stroke();
+        g.globalAlpha = usualAlpha; g.lineWidth = width; g.strokeStyle = colour; g.setLineDash(dash.map((part) => part * width));
       }
       g.stroke();
       g.setLineDash([]);

@@ -17,12 +17,14 @@ function shownLines(model, shown, media) {
     const swap = a > b, key = `${swap ? b : a} ${swap ? a : b} ${source.medium}`;
     let line = bundles.get(key);
     if (!line) {
-      line = { a: swap ? b : a, b: swap ? a : b, medium: source.medium, label: "", links: [], weight: 0.3, forward: false, backward: false };
+      line = { a: swap ? b : a, b: swap ? a : b, medium: source.medium, label: "", links: [], weight: 0.3, forward: false, backward: false, severity: "", change: source.change };
       bundles.set(key, line);
       lines.push(line);
     }
     line.links.push(...source.links);
     line.weight = Math.max(line.weight, source.weight);
+    worsen(line, source.severity);
+    if (line.change !== source.change) line.change = "changed";
     line.forward ||= swap ? source.backward : source.forward;
     line.backward ||= swap ? source.forward : source.backward;
   };
@@ -48,7 +50,7 @@ function shownLines(model, shown, media) {
 function outer(boxes, i) { return boxes[i].group >= 0 ? boxes[i].group : i; }
 
 function asLine(link) {
-  return { medium: link.medium, links: [link.i], weight: 0.3, forward: link.directed, backward: false };
+  return { medium: link.medium, links: [link.i], weight: 0.3, forward: link.directed, backward: false, severity: link.severity, change: link.change };
 }
 
 /* Lines of one box and what it holds that are not among those drawn: shown while the box is looked at. */
@@ -74,6 +76,7 @@ function extraLines(model, shown, focus, media) {
         lines.push(line);
       }
       line.links.push(at);
+      worsen(line, link.severity);
     }
   }
   for (const line of lines) line.label = line.links.length > 1 ? `${line.label} ×${line.links.length}` : linkWords(links[line.links[0]]);
@@ -118,6 +121,16 @@ function pointsOf(line) {
     }
   }
   return line.sampled;
+}
+
+/* What a line covers, measured once. */
+function boundsOf(line) {
+  if (!line.bounds) {
+    let x0 = Infinity, y0 = Infinity, x1 = -Infinity, y1 = -Infinity;
+    for (const [x, y] of pointsOf(line)) { x0 = Math.min(x0, x); x1 = Math.max(x1, x); y0 = Math.min(y0, y); y1 = Math.max(y1, y); }
+    line.bounds = { x0, y0, x1, y1 };
+  }
+  return line.bounds;
 }
 
 function distanceTo(points, x, y) {

@@ -24,7 +24,7 @@ function unpack(data) {
       scale: c.scale[i], header: c.header[i], label: c.label[i], lines: c.lines[i], bars: c.bars[i], count: c.count[i],
       rule: words[c.rule[i]], synthetic: !!(c.flags[i] & 1), missing: !!(c.flags[i] & 2),
       attributes: facts[0] || {}, metrics: facts[1] || {}, unknown: facts[2] || {}, ns: facts[3] || "",
-      children: [], links: [], end: i + 1, depth: above ? above.depth + 1 : 0, group: -1, folded: false, severity: "", fits: null,
+      children: [], links: [], end: i + 1, depth: above ? above.depth + 1 : 0, group: -1, folded: false, severity: "", change: data.changes[c.change[i]], fits: null,
     };
     if (above) {
       above.children.push(i);
@@ -39,25 +39,31 @@ function unpack(data) {
   for (let i = 0; i < links.length; i++) {
     links[i] = {
       i, a: l.ends[2 * i], b: l.ends[2 * i + 1], kind: words[l.kind[i]], medium: words[l.medium[i]],
-      directed: !!l.directed[i], route: l.route[i], facts: l.facts[i] || [],
+      directed: !!l.directed[i], route: l.route[i], facts: l.facts[i] || [], severity: "", change: data.changes[l.change[i]],
     };
     boxes[links[i].a].links.push(i);
     if (links[i].b !== links[i].a) boxes[links[i].b].links.push(i);
   }
-  const routes = data.routes.map(([a, b, medium, label, flat, arrows, weight, members]) => {
+  const routes = data.routes.map(([a, b, medium, label, flat, arrows, weight, members, change]) => {
     const points = [];
     for (let at = 0; at < flat.length; at += 2) points.push([flat[at], flat[at + 1]]);
-    return { a, b, medium, label, points, forward: !!(arrows & 1), backward: !!(arrows & 2), weight, links: members };
+    return { a, b, medium, label, points, forward: !!(arrows & 1), backward: !!(arrows & 2), weight, links: members, severity: "", change: data.changes[change] };
   });
   for (const finding of data.findings) {
     for (const start of finding.boxes) {
       for (let i = start; i >= 0; i = boxes[i].role === "group" ? -1 : boxes[i].group) {
-        if (RANK[finding.severity] > RANK[boxes[i].severity]) boxes[i].severity = finding.severity;
+        worsen(boxes[i], finding.severity);
       }
+    }
+    for (const at of finding.links) {
+      worsen(links[at], finding.severity);
+      if (links[at].route >= 0) worsen(routes[links[at].route], finding.severity);
     }
   }
   return { data, boxes, links, routes };
 }
+
+function worsen(thing, severity) { if (RANK[severity] > RANK[thing.severity]) thing.severity = severity; }
 
 function inside(boxes, inner, outer) { return inner > outer && inner < boxes[outer].end; }
 

@@ -11,7 +11,7 @@ function makePalette(style, dark) {
   const palette = {
     dark, ground: css("--ground"), surface: css("--surface"), ink: css("--ink"), soft: css("--soft"), line: css("--line"),
     accent: css("--accent"), critical: css("--critical"), warn: css("--warn"), mark: css("--mark"),
-    category: {}, frame: {}, edge: {}, track: {}, speck: {},
+    change: { added: css("--added"), removed: css("--removed"), changed: css("--changed") }, category: {}, frame: {}, edge: {}, track: {}, speck: {},
   };
   const at = dark ? 2 : 1;
   for (const [key, entry] of Object.entries(style.categories)) {

@@ -18,6 +18,34 @@ class Panel {
     this.details();
   }
 
+  /* Everything again, after the picture changed. */
+  renew() {
+    this.findings();
+    this.coverage();
+    this.legend(this.viewer.palette);
+    if (this.viewer.line) this.lineDetails(this.viewer.line); else this.details(this.viewer.selected);
+    this.pins();
+  }
+
+  /* How many there are of something, at the tab. */
+  count(tab, count, className = "") {
+    const at = document.getElementById(`tab-${tab}`);
+    at.querySelector("em")?.remove();
+    if (count) at.append(element("em", { className, textContent: String(count) }));
+  }
+
+  /* The pinned boxes and their numbers side by side, above the tabs' content. */
+  pins() {
+    const into = document.getElementById("pins"), { boxes } = this.model, pinned = this.viewer.pinned.map((i) => boxes[i]);
+    into.hidden = !pinned.length;
+    if (!pinned.length) return;
+    const names = [...new Set(pinned.flatMap((box) => Object.keys(box.metrics)))].sort();
+    const drop = (box) => { const button = element("button", { type: "button", className: "link", textContent: "×", title: `Unpin ${box.label}` }); button.setAttribute("aria-label", `Unpin ${box.label}`); button.addEventListener("click", () => this.viewer.pin(box.i)); return button; };
+    const cell = (box, name) => (name in box.metrics ? element("td", { textContent: human(name, box.metrics[name]) }) : element("td", { textContent: name in box.unknown ? "unknown" : "–", title: box.unknown[name] || "" }));
+    const head = element("tr", {}, element("th", { textContent: "pinned" }), ...pinned.map((box) => element("th", {}, this.link(box.i), " ", drop(box))));
+    into.replaceChildren(element("table", {}, head, ...names.map((name) => element("tr", {}, element("th", { textContent: nameOf(name), title: name }), ...pinned.map((box) => cell(box, name))))));
+  }
+
   open(name) {
     for (const tab of this.tabs) {
       document.getElementById(`tab-${tab}`).setAttribute("aria-selected", String(tab === name));
@@ -63,14 +91,27 @@ class Panel {
     for (const [key, label, count] of data.media) into.append(row(this.stroke(palette.edge[key]), label, count, viewer.media[key], (on) => viewer.filterMedium(key, on)));
     if (!data.media.length) into.append(element("p", { className: "hint", textContent: "none" }));
     if (data.media.some(([, , , usual]) => !usual)) into.append(element("p", { className: "hint", textContent: "Dashed placement lines also show while a box is looked at." }));
+    into.append(...this.changes(palette));
     let category = "";
     for (const [kind, noun, of, count] of data.kinds) {
       if (of !== category) into.append(element("h3", { textContent: data.style.categories[category = of][0] }));
       into.append(row(this.swatch(kind, palette.category[of]), noun, count, !viewer.hiddenKinds.has(kind), (on) => viewer.filterKind(kind, on)));
     }
     if (data.notes.length) into.append(element("h3", { textContent: "Notes" }), ...data.notes.map((note) => element("p", { className: "hint", textContent: note })));
-    const keys = [["/", "search; n and N walk the matches"], ["drag, arrows", "pan"], ["wheel, + −", "zoom"], ["0", "fit all"], ["Shift+arrows", "walk between boxes"], ["Enter", "zoom to the selected box"], ["x", "fold or unfold it"], ["Esc", "let go"], ["t  p", "theme, panel"]];
+    const keys = [["/", "search; n and N walk the matches"], ["drag, arrows", "pan"], ["wheel, + −", "zoom"], ["0", "fit all"], ["Shift+arrows", "walk between boxes"], ["Enter", "zoom to the selected box"], ["x", "fold or unfold it"], ["k", "pin it, or let it go"], ["Esc", "let go"], ["t  p", "theme, panel"]];
     into.append(element("div", { className: "keys-block" }, element("h3", { textContent: "Keys" }), element("dl", { className: "keys" }, ...keys.flatMap(([key, words]) => [element("dt", {}, element("kbd", { textContent: key })), element("dd", { textContent: words })]))));
+  }
+
+  /* What a comparison found, each with how many; a click marks them. */
+  changes(palette) {
+    const { boxes } = this.model, { viewer } = this, found = ["added", "removed", "changed"].map((change) => [change, boxes.filter((box) => box.change === change && !box.synthetic).map((box) => box.i)]).filter(([, some]) => some.length);
+    if (!found.length) return [];
+    return [element("h3", { textContent: "Changes" }), ...found.map(([change, some]) => {
+      const button = element("button", { type: "button", className: "link", textContent: `${CHANGE_SIGNS[change]} ${change}` });
+      button.style.color = palette.change[change];
+      button.addEventListener("click", () => viewer.mark(viewer.marked.length === some.length && viewer.marked[0] === some[0] ? [] : some));
+      return element("div", { className: "row" }, button, element("span", { className: "count", textContent: String(some.length) }));
+    })];
   }
 
   link(i) {
@@ -110,7 +151,8 @@ class Panel {
     const action = (label, act) => { const button = element("button", { type: "button", textContent: label }); button.addEventListener("click", act); return button; };
     const parts = [element("h2", { textContent: box.label }), crumbs];
     if (box.rule) parts.push(element("p", { className: "hint", textContent: `Rule: ${box.rule}` }));
-    parts.push(element("div", { className: "actions" }, action("Zoom to", () => viewer.zoomTo(i)), box.children.length ? action(box.folded ? "Unfold" : "Fold", () => viewer.fold(i)) : null));
+    parts.push(element("div", { className: "actions" }, action("Zoom to", () => viewer.zoomTo(i)), box.children.length ? action(box.folded ? "Unfold" : "Fold", () => viewer.fold(i)) : null, action(viewer.pinned.includes(i) ? "Unpin" : "Pin", () => viewer.pin(i))));
+    if (box.change) parts.push(element("p", { className: "note" }, element("b", { className: box.change, textContent: `${CHANGE_SIGNS[box.change]} ${box.change}` }), " since the graph that this one is compared with"));
     parts.push(...this.findingsOf(i));
     if (!box.synthetic) parts.push(element("h3", { textContent: "Identity" }), element("dl", {}, element("dt", { textContent: "id" }), element("dd", { className: "mono", textContent: box.id }), ...(box.ns ? [element("dt", { textContent: "namespace" }), element("dd", { textContent: box.ns })] : [])));
     parts.push(...this.facts("Metrics", box.metrics, true), ...this.unknown(box.unknown), ...this.facts("Attributes", box.attributes, false), ...this.edgesOf(i), ...this.insideOf(box));
@@ -118,8 +160,10 @@ class Panel {
     into.scrollTop = 0;
   }
 
-  findingsOf(i) {
-    return this.model.data.findings.filter((finding) => finding.boxes.includes(i)).map((finding) => element("p", { className: "note" }, element("b", { className: finding.severity, textContent: `${finding.severity} ` }), finding.message));
+  findingsOf(i) { return this.noted(this.model.data.findings.filter((finding) => finding.boxes.includes(i))); }
+
+  noted(findings) {
+    return findings.map((finding) => element("p", { className: "note" }, element("b", { className: finding.severity, textContent: `${finding.severity} ` }), finding.message));
   }
 
   edgesOf(i) {
@@ -170,16 +214,16 @@ class Panel {
     const parts = [element("h2", { textContent: `${boxes[line.a].label} ${line.forward && line.backward ? "⇄" : line.backward ? "←" : line.forward ? "→" : "—"} ${boxes[line.b].label}` }),
       element("p", { className: "crumbs", textContent: `${data.style.media[line.medium][0]}${line.label ? " · " + line.label : ""}` }),
       element("p", {}, this.link(line.a), " and ", this.link(line.b)),
+      ...this.noted(data.findings.filter((finding) => finding.links.some((at) => line.links.includes(at)))),
       element("h3", { textContent: counted(line.links.length, "edge") }), ...this.edgeList(line.links.map((at) => links[at]), -1)];
     this.section.details.replaceChildren(...parts);
   }
 
   findings() {
     const into = this.section.findings, { findings } = this.model.data;
-    const tab = document.getElementById("tab-findings");
-    if (!findings.length) { into.replaceChildren(element("h3", { textContent: "Findings" }), element("p", { className: "hint", textContent: "No findings in this round." })); return; }
+    if (!findings.length) { this.count("findings", 0); into.replaceChildren(element("h3", { textContent: "Findings" }), element("p", { className: "hint", textContent: "No findings in this round." })); return; }
     const worst = findings.some((f) => f.severity === "critical") ? "critical" : findings.some((f) => f.severity === "warn") ? "warn" : "";
-    tab.append(element("em", { className: worst, textContent: String(findings.length) }));
+    this.count("findings", findings.length, worst);
     const explained = new Set(findings.flatMap((finding) => finding.explains || []));
     into.replaceChildren(element("h3", { textContent: "Findings" }));
     const byId = new Map(findings.map((finding) => [finding.id, finding]));
@@ -198,14 +242,25 @@ class Panel {
     const evidence = (finding.evidence || []).map((seen) => `${nameOf(seen.metric)} ${typeof seen.value === "number" ? human(seen.metric, seen.value) : seen.value}`).join(" · ");
     const where = element("p");
     for (const i of finding.boxes) where.append(this.link(i), " ");
+    for (const at of finding.links.slice(0, 20)) where.append(this.edgeLink(this.model.links[at]), " ");
     if (finding.elsewhere.length) where.append(finding.elsewhere.join(" "));
     return element("div", { className: under ? "note under" : "note" }, element("p", {}, element("b", { className: finding.severity, textContent: `${under ? "symptom: " : ""}${finding.severity} ` }), finding.message), where, evidence ? element("p", { textContent: evidence }) : null, finding.cost ? element("p", { textContent: `Cost: ${finding.cost}` }) : null, finding.advice ? element("p", { className: "hint", textContent: finding.advice }) : null);
+  }
+
+  /* To the line that draws an edge, else to the box it begins at. */
+  edgeLink(link) {
+    const { boxes } = this.model, button = element("button", { type: "button", className: "link", textContent: `${boxes[link.a].label} ${link.directed ? "→" : "—"} ${boxes[link.b].label}` });
+    button.addEventListener("click", () => {
+      const line = this.viewer.lines.find((some) => some.links.includes(link.i));
+      if (line) this.viewer.pick(line); else this.viewer.select(link.a, true);
+    });
+    return button;
   }
 
   coverage() {
     const into = this.section.coverage, { coverage } = this.model.data;
     const limits = coverage.filter((line) => line.status !== "ok" || (line.notes || []).length || Object.keys(line.losses || {}).length);
-    if (limits.length) document.getElementById("tab-coverage").append(element("em", { textContent: String(limits.length) }));
+    this.count("coverage", limits.length);
     into.replaceChildren(element("h3", { textContent: "What could not be seen" }));
     if (!coverage.length) into.append(element("p", { className: "hint", textContent: "The file does not say what its collectors could see." }));
     else if (!limits.length) into.append(element("p", { textContent: "Every collector answered in full." }));

@@ -34,6 +34,16 @@ class Search {
     this.viewer.mark(this.matches);
   }
 
+  /* After the picture changed: the same question, the list as it was. */
+  again() {
+    this.texts = null;
+    if (!this.input.value) { this.matches = []; this.viewer.marked = []; return; }
+    const { hidden } = this.list, { at } = this;
+    this.run(this.input.value);
+    this.list.hidden = hidden;
+    if (at >= 0 && this.matches.length) this.at = Math.min(at, this.matches.length - 1);
+  }
+
   fill() {
     const { boxes, data } = this.model;
     this.list.replaceChildren(...this.matches.slice(0, RESULTS_MAX).map((i, at) => {

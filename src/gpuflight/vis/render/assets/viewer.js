@@ -12,6 +12,7 @@ class Viewer {
     this.hovered = -1;
     this.line = null;
     this.marked = [];
+    this.pinned = [];
     this.fitted = true;
     this.smallest = model.boxes.reduce((least, box) => Math.min(least, box.scale), 1);
     const asked = new URLSearchParams(location.hash.slice(1));
@@ -36,6 +37,7 @@ class Viewer {
     if (asked.get("panel") === "0") this.togglePanel(false);
     if (asked.get("q")) { this.search.input.value = asked.get("q"); this.search.run(asked.get("q")); this.search.list.hidden = asked.has("id"); }
     if (asked.get("id")) { const i = this.model.boxes.findIndex((box) => box.id === asked.get("id")); if (i >= 0) this.select(i, true); }
+    for (const id of asked.getAll("pin")) { const i = this.model.boxes.findIndex((box) => box.id === id); if (i >= 0 && !this.pinned.includes(i)) this.pin(i); }
     if (asked.get("fold")) { const i = this.model.boxes.findIndex((box) => box.id === asked.get("fold")); if (i >= 0) this.fold(i); }
     if (this.panel.tabs.includes(asked.get("tab"))) this.panel.open(asked.get("tab"));
   }
@@ -151,7 +153,7 @@ class Viewer {
     this.repaint();
   }
 
-  pan(dx, dy) { this.view.x += dx; this.view.y += dy; this.fitted = false; this.repaint(); }
+  pan(dx, dy) { this.view.x += dx; this.view.y += dy; this.fitted = false; this.repaint(false); }
 
   resize() {
     const { clientWidth: width, clientHeight: height } = this.stage, ratio = Math.min(devicePixelRatio || 1, 3);
@@ -168,13 +170,71 @@ class Viewer {
     if (this.size) this.resize();
   }
 
-  repaint() {
+  /* At the next frame; `whole` unless the picture was only moved. */
+  repaint(whole = true) {
+    this.whole ||= whole;
     if (this.waiting || !this.size) return;
     this.waiting = true;
-    requestAnimationFrame(() => { this.waiting = false; this.paint(); });
+    requestAnimationFrame(() => {
+      this.waiting = false;
+      if (this.whole || !this.moved()) this.paint();
+    });
+  }
+
+  /* Draw only what panning brought into sight; false if that is not enough. The whole follows when it rests. */
+  moved() {
+    const { view, painted, size } = this;
+    if (!painted || painted.k !== view.k) return false;
+    const dx = Math.round((view.x - painted.x) * size.ratio), dy = Math.round((view.y - painted.y) * size.ratio);
+    if (Math.abs(dx) > size.width * size.ratio / 2 || Math.abs(dy) > size.height * size.ratio / 2) return false;
+    if (dx || dy) {
+      this.painter.shift(dx, dy);
+      view.x = painted.x += dx / size.ratio;
+      view.y = painted.y += dy / size.ratio;
+    }
+    clearTimeout(this.resting);
+    this.resting = setTimeout(() => this.repaint(), 140);
+    return true;
+  }
+
+  /* Keep a box in sight of mind: ringed and never in the background, its numbers side by side with those of the others. */
+  pin(i) {
+    this.pinned = this.pinned.includes(i) ? this.pinned.filter((at) => at !== i) : [...this.pinned, i].slice(-8);
+    this.panel.pins();
+    this.panel.details(this.selected);
+    this.repaint();
+  }
+
+  /* The same picture later: what the reader did stays. */
+  replace(data) {
+    const before = this.model, model = unpack(data), now = new Map(model.boxes.map((box) => [box.id, box.i]));
+    const same = (i) => (i >= 0 ? now.get(before.boxes[i].id) ?? -1 : -1);
+    for (const box of before.boxes) if (box.folded && now.has(box.id)) model.boxes[now.get(box.id)].folded = true;
+    const at = this.selected, next = same(at);
+    if (next >= 0) { // what is looked at stays where it was
+      const was = before.boxes[at], is = model.boxes[next];
+      this.view = { k: this.view.k, x: this.view.x + (was.x - is.x) * this.view.k, y: this.view.y + (was.y - is.y) * this.view.k };
+    }
+    for (const [key, , , usual] of data.media) this.media[key] ??= usual;
+    this.selected = next;
+    this.pinned = this.pinned.map(same).filter((i) => i >= 0);
+    this.hovered = -1;
+    const line = this.line && [same(this.line.a), same(this.line.b), this.line.medium];
+    this.model = this.painter.model = this.panel.model = this.search.model = model;
+    this.smallest = model.boxes.reduce((least, box) => Math.min(least, box.scale), 1);
+    document.getElementById("message").hidden = model.boxes.length > 0;
+    this.refreshLines();
+    this.line = line ? this.lines.find((other) => other.a === line[0] && other.b === line[1] && other.medium === line[2]) || null : null;
+    this.search.again();
+    this.panel.renew();
+    this.heading();
+    if (this.fitted) this.fit(); else this.repaint();
   }
 
   paint() {
+    clearTimeout(this.resting);
+    this.whole = false;
+    this.painted = { ...this.view };
     const { boxes } = this.model, focus = this.hovered >= 0 ? this.hovered : this.selected;
     let dim = null, extra = [];
     if (focus >= 0 && this.attended(focus)) {
@@ -182,9 +242,10 @@ class Viewer {
       dim = this.around(focus, extra);
     } else if (this.line) dim = new Set([...this.chain(this.line.a), ...this.chain(this.line.b)]);
     else if (this.marked.length && this.selected < 0) dim = new Set(this.marked.flatMap((i) => this.chain(i)));
-    else if (this.hiddenKinds.size) dim = new Set(boxes.filter((box) => !this.hiddenKinds.has(box.kind)).map((box) => box.i));
+    if (dim) for (const i of this.pinned) for (const at of this.chain(i)) dim.add(at);
+    if (!dim && this.hiddenKinds.size) dim = new Set(boxes.filter((box) => !this.hiddenKinds.has(box.kind)).map((box) => box.i));
     this.painter.paint(this.view, this.size, this.palette, {
-      shown: this.shown, selected: this.selected, marked: this.marked.length > 400 ? this.marked.slice(0, 400) : this.marked, line: this.line, lines: this.lines, extra, dim,
+      shown: this.shown, selected: this.selected, pinned: this.pinned, marked: this.marked.length > 400 ? this.marked.slice(0, 400) : this.marked, line: this.line, lines: this.lines, extra, dim,
       focus: this.line ? this.line.a : focus,
     });
     document.getElementById("zoom-level").textContent = `${this.view.k >= 0.1 ? Math.round(this.view.k * 100) : (this.view.k * 100).toFixed(1)} %`;
@@ -323,6 +384,7 @@ class Viewer {
     else if (event.key === "n") this.search.go(this.search.at + 1);
     else if (event.key === "N") this.search.go(this.search.at - 1);
     else if (event.key === "x" && this.selected >= 0) this.fold(this.selected);
+    else if (event.key === "k" && this.selected >= 0) this.pin(this.selected);
     else if (event.key === "t") this.setTheme(this.palette.dark ? "light" : "dark");
     else if (event.key === "p") this.togglePanel();
     else if (event.key === "Enter" && onCanvas && this.selected >= 0) this.zoomTo(this.selected);
@@ -369,14 +431,19 @@ class Viewer {
   }
 }
 
-readData().then((data) => {
-  const viewer = new Viewer(unpack(data));
+/* `gpuflightViewer` in the page is for whoever drives it: the live page, tests, a console. */
+function begin(data) {
+  const viewer = globalThis.gpuflightViewer = new Viewer(unpack(data));
   viewer.paint();
+  performance.mark("gpuflight-painted");
   document.documentElement.dataset.ready = "yes";
-}).catch((error) => {
+  return viewer;
+}
+
+function failed(error) {
   const message = document.getElementById("message");
   message.textContent = `The picture could not be shown: ${error.message}`;
   message.hidden = false;
   document.documentElement.dataset.ready = "failed";
   console.error(error);
-});
+}

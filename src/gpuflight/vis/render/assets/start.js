@@ -1,0 +1,2 @@
+/* A page that holds its own data shows it. */
+readData().then(begin).catch(failed);
