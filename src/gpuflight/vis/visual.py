@@ -5,6 +5,8 @@ docs/visual-language.md says it in words; tests hold the two together.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 CATEGORIES: dict[str, tuple[str, str, str]] = {
     # key: (label, colour on light, colour on dark). Hues after Okabe & Ito 2008 (safe for colour-blind readers), moved
     # in lightness until each reaches 3:1 against the ground it is drawn on (WCAG 2.1, 1.4.11).
@@ -115,6 +117,7 @@ _IPC_KINDS = frozenset(kind for kind, category in KIND_CATEGORY.items() if categ
 _STORAGE_KINDS = frozenset(("Disk", "Mount"))
 
 
+@lru_cache(maxsize=4096)
 def medium_of(kind: str, category: str, source_kind: str, target_kind: str) -> str:
     """What an edge goes through: its colour in the picture."""
     if category == "data_stream":

@@ -43,7 +43,7 @@ class Wired(Protocol):
 class Bundle:
     """One line to be drawn, and the links it stands for."""
 
-    __slots__ = ("backward", "first", "forward", "inner", "links", "medium", "points", "second", "things", "weight")
+    __slots__ = ("amount", "backward", "first", "forward", "inner", "links", "medium", "points", "second", "things", "weight")
 
     def __init__(self, first: Item, second: Item, medium: str) -> None:
         self.first = first
@@ -55,6 +55,7 @@ class Bundle:
         self.inner = _between(first, second)  # box around both, its child around each
         self.points: list[tuple[float, float]] = []
         self.weight = 0.0
+        self.amount: tuple[str, float] | None = None  # what flows, with its unit; set by weighing
 
     def find_inner(self) -> None:
         """Set ``inner`` anew, after boxes have moved into others; depths must be set."""
@@ -173,7 +174,7 @@ class Bundles:
         """Set the weights: what flows, or how many there are, against the most of the medium; three decades wide."""
         amounts: dict[tuple[str, bool], list[tuple[Bundle, float]]] = defaultdict(list)
         for bundle in self.bundles.values():
-            amount = _amount([self.links[index].metrics for index in bundle.links])
+            amount = bundle.amount = _amount([self.links[index].metrics for index in bundle.links])
             amounts[bundle.medium, amount is None].append((bundle, amount[1] if amount else len(bundle.links)))
         for found in amounts.values():
             most = max(size for _, size in found)
@@ -224,6 +225,8 @@ def _amount(metrics: list[dict[str, Any]]) -> tuple[str, float] | None:
     """What flows on some links together, with the unit it is counted in: rates (both ways) if any link knows one, else
     what a link should carry, else volumes sent and received, else how much memory is used or mapped."""
     names = sorted({name for values in metrics for name in values if "queue" not in name})
+    if not names:
+        return None
     rates = [name for name in names if name.endswith("per_s") and "bytes" in name and not name.startswith("expected")]
     volumes = [name for name in names if name in ("bytes_sent_count", "bytes_received_count")]
     sizes = [name for name in names if name.endswith("_bytes")]
@@ -257,7 +260,7 @@ def route_label(bundle: Bundle, links: list[Link]) -> str:
         )
     elif not words and len(bundle.links) > 1:
         words.append(f"×{len(bundle.links)}")
-    amount = _amount([links[index].metrics for index in bundle.links])
+    amount = bundle.amount
     if amount and amount[1] > 0:
         words.append(human(*amount))
     elif bundle.medium == "network" and len(bundle.links) == 1:

@@ -5,7 +5,7 @@ Things that nothing tells apart (one kind, wired to the very same others) fold i
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 
 from gpuflight.graph import Graph
 from gpuflight.graph.joins import connected_once
@@ -89,16 +89,21 @@ class Flat:
 
     def _twins(self) -> tuple[list[list[Item]], set[str]]:
         """Entities of one kind that are wired to the same others in the same way."""
+        edges = [key for key in self.graph.edges if key[2] not in CROWDED_KINDS and key not in self.used]
+        ends = Counter(key[0] for key in edges)
+        ends.update(key[1] for key in edges)
+        few = {node_id for node_id, count in ends.items() if count <= TWINS_WIRED_MAX}
         wired: dict[str, list[tuple[str, str, bool]]] = defaultdict(list)
-        for source, target, kind in self.graph.edges:
-            if kind not in CROWDED_KINDS and (source, target, kind) not in self.used:
+        for source, target, kind in edges:
+            if source in few:
                 wired[source].append((target, kind, True))
+            if target in few:
                 wired[target].append((source, kind, False))
         named = {name for finding in self.options.findings for name in finding.entities}
         alike: dict[tuple[str, tuple[tuple[str, str, bool], ...]], list[Item]] = defaultdict(list)
         for node_id, item in self.items.items():
             ways = wired.get(node_id)
-            if ways and len(ways) <= TWINS_WIRED_MAX and item.entity is not None and node_id not in named:
+            if ways and item.entity is not None and node_id not in named:
                 alike[item.kind, tuple(sorted(ways))].append(item)
         groups = [members for members in alike.values() if len(members) >= TWINS_MIN]
         return groups, {item.id for members in groups for item in members}

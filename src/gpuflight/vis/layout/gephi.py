@@ -14,7 +14,7 @@ from gpuflight.vis.layout.force import numpy, solve, unit_of
 from gpuflight.vis.layout.item import Item
 from gpuflight.vis.layout.pack import CHIP_GAP, CHIP_H, TEXT, pack_inside, place_inside
 from gpuflight.vis.layout.picture import MARGIN, finish
-from gpuflight.vis.layout.spread import apart
+from gpuflight.vis.layout.spread import apart, make_room
 from gpuflight.vis.model import LayoutGraph
 from gpuflight.vis.text import width
 
@@ -51,8 +51,8 @@ class GephiLayout(Layout):
         drawn = list(bundles.bundles.values())
         numbers = {id(item): number for number, item in enumerate(shown)}
         ends = [(numbers[id(bundle.first)], numbers[id(bundle.second)]) for bundle in drawn]
-        _size(shown, ends)
-        _place(shown, ends, [_pull(bundle, bundles) for bundle in drawn], options.previous)
+        size(shown, ends)
+        place_all(shown, ends, [_pull(bundle, bundles) for bundle in drawn], options.previous)
         for item in shown:
             if item.children:
                 place_inside(item)
@@ -65,7 +65,7 @@ def _pull(bundle: Bundle, bundles: Bundles) -> float:
     return max(_PULL.get(bundles.links[index].kind, 1.0) for index in bundle.links)
 
 
-def _size(shown: list[Item], ends: list[tuple[int, int]]) -> None:
+def size(shown: list[Item], ends: list[tuple[int, int]]) -> None:
     """Every entity is one line of text; the more it is wired to, the larger."""
     wired = [0] * len(shown)
     for first, second in ends:
@@ -86,7 +86,7 @@ def _size(shown: list[Item], ends: list[tuple[int, int]]) -> None:
         item.header *= scale
 
 
-def _place(shown: list[Item], ends: list[tuple[int, int]], pulls: list[float], previous: LayoutGraph | None) -> None:
+def place_all(shown: list[Item], ends: list[tuple[int, int]], pulls: list[float], previous: LayoutGraph | None) -> None:
     np = numpy()
     if not shown:
         return
@@ -200,7 +200,7 @@ def _resettle(known: Floats, halves: Floats, ends: Any, pulls: Floats) -> tuple[
     flat = (places[inner] - middle) / stretch
     unit = unit_of(flat, ends, pulls)
     settled = solve(len(inner), ends, pulls, flat / unit, loose[inner]) * unit * stretch + middle
-    places[inner] = apart(settled, halves[inner], CHIP_GAP, loose[inner])
+    places[inner] = make_room(settled, halves[inner], loose[inner], CHIP_GAP)
     return places, placed
 
 

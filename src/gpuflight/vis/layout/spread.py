@@ -13,9 +13,30 @@ if TYPE_CHECKING:
     Floats = NDArray[np.float64]
 
 ROUNDS = 60
+ROUNDS_LOOSE = 16
 STRETCH_EVERY = 12  # rounds that did not suffice: everything a little further apart
 STRETCH = 1.12
 BIG_MAX = 48
+
+
+def make_room(places: Floats, halves: Floats, loose: Floats, gap: float = 6.0) -> Floats:
+    """As ``apart``, where only the boxes with ``loose`` above 0 have moved: only those and their surroundings are
+    looked at, and the others give way as little as may be."""
+    np = numpy()
+    movers = np.flatnonzero(loose > 0)
+    if not len(movers):
+        return places
+    side = 4 * float(np.quantile(halves[:, 0], 0.9)) + gap
+    cells = ((places - places.min(axis=0)) / side).astype(np.int64) + 1
+    width = int(cells[:, 0].max()) + 2
+    keys = cells[:, 1] * width + cells[:, 0]
+    shifts = np.array([row * width + column for row in (-1, 0, 1) for column in (-1, 0, 1)])
+    around = np.unique((keys[movers][:, None] + shifts).ravel())
+    near = np.isin(keys, around)
+    near[np.argsort(-halves[:, 0], kind="stable")[: min(BIG_MAX, len(places) // 8)]] = True  # reach far
+    places = places.copy()
+    places[near] = apart(places[near], halves[near], gap, loose[near])
+    return places
 
 
 def apart(places: Floats, halves: Floats, gap: float = 6.0, loose: Floats | None = None) -> Floats:
@@ -28,8 +49,11 @@ def apart(places: Floats, halves: Floats, gap: float = 6.0, loose: Floats | None
     share = (halves[:, 0] * halves[:, 1]) ** -0.5  # small ones give way to large ones
     if loose is not None:
         share = share * (0.02 + loose)
-    for at in range(1, ROUNDS + 1):
+    for at in range(1, (ROUNDS if loose is None else ROUNDS_LOOSE) + 1):
         one, two = touching(places, halves)
+        if loose is not None:  # what lay on each other before may stay so
+            moved = (loose[one] > 0) | (loose[two] > 0)
+            one, two = one[moved], two[moved]
         if not len(one):
             break
         between = places[two] - places[one]
@@ -41,9 +65,9 @@ def apart(places: Floats, halves: Floats, gap: float = 6.0, loose: Floats | None
         for axis, mine in ((0, across), (1, ~across)):
             first, second = one[mine], two[mine]
             part = step[mine]
-            moved = np.bincount(second, part * share[second] / total[mine], len(places))
-            moved -= np.bincount(first, part * share[first] / total[mine], len(places))
-            places[:, axis] += moved
+            shift = np.bincount(second, part * share[second] / total[mine], len(places))
+            shift -= np.bincount(first, part * share[first] / total[mine], len(places))
+            places[:, axis] += shift
         if at % STRETCH_EVERY == 0 and loose is None and len(one) > len(places) // 100:
             places = places * STRETCH
     return places
