@@ -16,7 +16,7 @@ JOBS ?= 4
 SOURCES := src tests benchmarks
 DOCS := docs/settings.md docs/cli.md
 
-.PHONY: help run test test-packages check docs probes bench chaos clean
+.PHONY: help run corpus test test-packages check docs probes bench chaos clean
 
 help:  ## this list
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-14s %s\n", $$1, $$2 }'
@@ -26,6 +26,9 @@ run: $(VENV)/run.done  ## set up, watch this machine for 10 s, draw it, say wher
 	$(BIN)/gpuflight run --offline $(DURATION) --interval 2 --out "$$folder" && \
 	$(BIN)/gpuflight-vis "$$folder/graph.json" -o "$$folder/graph.html" && \
 	echo "picture: $$(pwd)/$$folder/graph.html"
+
+corpus: $(VENV)/dev.done  ## record real faults anew, and write how right the rules are over our corpus (root, 2 minutes)
+	$(BIN)/python -m tests.tools.corpus
 
 test: $(VENV)/dev.done test-packages  ## set up all that the tests need, and run them (T=path for some)
 	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=15 $(T)

@@ -9,7 +9,7 @@ from tests.fakes.nvml.build import MACHINES
 _PCI = ("1b", "43", "52", "61", "9d", "c3", "d1", "df")
 BUSY = {
     "utilization": "93 41", "clocks": "1965 1965 2619 1545", "clock_event_reasons": "0", "power_mw": "560000",
-    "temperature": "58",
+    "temperature": "58", "gpm.1": "93", "gpm.2": "78", "gpm.3": "40", "gpm.5": "55", "gpm.10": "60",
 }  # fmt: skip
 
 

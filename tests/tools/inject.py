@@ -30,13 +30,13 @@ from gpuflight.rounds import Finding, Round
 from gpuflight.settings import Settings
 
 INTERVAL_S = 5.0
-BEFORE, DURING, AFTER = 2, 4, 4
+BEFORE, DURING, AFTER = 2, 3, 3
 QUICK = [name for name in FAULTS if name not in ("zombie", "leak")]
 """Faults that show within seconds."""
 
 
 def watch(names: list[str], out: str | None, interval_s: float = INTERVAL_S) -> dict[str, Any]:
-    """All faults at once on this machine. ``faults``: what was found of each, and when; ``others``: further findings."""
+    """All faults at once on this machine. ``faults``: what was found of each, and when; ``others``: all else."""
     settings = Settings(interval_s=interval_s)
     engine = make_engine(RulesSettings())
     assert engine is not None
@@ -107,7 +107,7 @@ def _use_gpu(pid: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    parser.add_argument("faults", nargs="*", choices=[[], *QUICK], default=[])
+    parser.add_argument("faults", nargs="*", choices=[[], "none", *QUICK], default=[])
     parser.add_argument("--out")
     parser.add_argument("--alone", action="store_true")
     parser.add_argument("--interval", type=float, default=INTERVAL_S)
@@ -125,7 +125,12 @@ def main() -> None:
         except NoCompiler as error:
             raise SystemExit(str(error)) from None
         os.execve(again[0], again, {**os.environ, **environment})
-    print(json.dumps(watch(arguments.faults or QUICK, arguments.out, arguments.interval), indent=1))
+    print(
+        json.dumps(
+            watch([] if arguments.faults == ["none"] else arguments.faults or QUICK, arguments.out, arguments.interval),
+            indent=1,
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -22,6 +22,9 @@ it: after gpud's flap rules (three changes); the numbers are a guess of ours."""
 UNKNOWN_ROUNDS = 3
 """For how many rounds an open finding stands when its evidence is missing; then it ends, since nothing supports it."""
 
+_NEARLY = 0.95
+"""Rounds are not as far apart as asked to the millisecond: two of 5 s are 10 s, though they took 9.99."""
+
 
 class Track:
     """The state of one rule about one subject."""
@@ -130,7 +133,7 @@ class Track:
         if self.rule.whole_session:
             return True
         since_s = self.met_since_s if self.met_since_s is not None else now_s
-        return self.met_rounds >= self.rule.persist_rounds and now_s - since_s >= self.rule.persist_s
+        return self.met_rounds >= self.rule.persist_rounds and now_s - since_s >= self.rule.persist_s * _NEARLY
 
     def _finding(self, opened_round: int, opened_time_ns: int, now_s: float) -> Finding:
         verdict = self.verdict

@@ -85,12 +85,15 @@ CASES = {
         unknown=steady(_queue(messages_count=3)),
     ),
     "clock_unsynchronised": Case(
-        fires=steady(_WILD, seconds=35),
+        fires=steady(_WILD, nodes.RdmaDevice(name="mlx5_0"), seconds=35),
         about="Host(h)",
         severity="info",
         clear=steady(_clock(clock_offset_ms=0.2, clock_max_error_ms=3.0), seconds=35),
         unknown=steady(host(), seconds=35),
-        also={"off": ("warn", steady(_clock(clock_offset_ms=-40.0, clock_max_error_ms=90.0), seconds=35))},
+        also={
+            "alone": ("clear", steady(_WILD, seconds=35)),
+            "off": ("warn", steady(_clock(clock_offset_ms=-40.0, clock_max_error_ms=90.0), seconds=35)),
+        },
     ),
     "send_queue_pressure": Case(
         fires=steady(*link(send_queue_bytes=4 << 20), seconds=15),

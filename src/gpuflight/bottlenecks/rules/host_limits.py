@@ -119,19 +119,25 @@ class ClockUnsynchronised(ElementRule):
             metrics=("clock_offset_ms", "clock_max_error_ms"),
             given_by="host_counters",
         ),
+        Need(kind=nodes.RdmaDevice),
     )
     thresholds = {"offset": Threshold(value=10, clear_at=5, unit="ms", source="Netdata, system.clock_sync", guess=True)}
+    guard = (
+        "a clock that nothing keeps matters where hosts are compared: there is an RDMA card, or another host is watched"
+    )
     persist_s = 30.0
     advice = "run chrony or systemd-timesyncd; in a VM the hypervisor's clock (kvm-clock, hyperv) may do it"
     verify = "timedatectl; chronyc tracking"
 
     def judge(self, look: Look) -> Verdict:
-        if look.attribute("clock_synchronised") == "no":
+        if look.attribute("clock_synchronised") == "no" and self._compared(look):
             return look.fired(
                 f"nothing keeps the clock of {look.label} in step (0 sources, as far as the kernel knows)",
                 [look.saw("clock_synchronised")],
                 severity="info",
             )
+        if look.element.attributes["clock_synchronised"] == "no":
+            return CLEAR  # no offset is known of a clock that nothing keeps
         offset = look.metric("clock_offset_ms")
         if abs(offset) <= look.limit("offset"):
             return CLEAR
@@ -140,3 +146,9 @@ class ClockUnsynchronised(ElementRule):
             [look.saw("clock_offset_ms"), look.saw("clock_max_error_ms")],
             severity="warn",
         )
+
+    @staticmethod
+    def _compared(look: Look) -> bool:
+        """Whether what happens here is put in order with what happens on other hosts."""
+        cards = next(look.window.all(nodes.RdmaDevice), None)
+        return cards is not None or any(host.ns for host in look.window.all(nodes.Host))
