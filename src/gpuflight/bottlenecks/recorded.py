@@ -68,8 +68,13 @@ class Recorded:
 
     def wall_ms(self) -> float:
         """The same as time that passed: of several GPUs that work side by side it is that of one. Raises Unknown."""
-        gpus: float = max(self.look.element.metrics.get("gpus_worked_count", 1), 1)
-        return self.timeline_ms() / gpus
+        return self.timeline_ms() / self.gpus
+
+    @property
+    def gpus(self) -> float:
+        """How many GPUs it works on, as far as its kernels name them."""
+        count: float = self.look.element.metrics.get("gpus_worked_count", 1)
+        return max(count, 1)
 
     def saw(self, metric: str, value: float | None = None, samples_count: int = 1) -> Evidence:
         """Evidence: the sum that was judged."""

@@ -38,7 +38,7 @@ class GpuIdleGaps(ElementRule):
     time_matters = False
     histories = sums(*_GAPS)
     relations = RELATIONS
-    cost_formula = "share of the time in which nothing ran: GPU-seconds per second of the session's GPU"
+    cost_formula = "share of the time in which nothing ran, times the GPUs that it works on"
     advice = "find what the host did in the gaps: loading data, waiting, checkpoints; see the longest ones in the trace"
     verify = "gpuflight export <folder> --as trace, then look at the gaps in ui.perfetto.dev"
 
@@ -65,7 +65,7 @@ class GpuIdleGaps(ElementRule):
                 *([seen.saw("gpu_gaps_long_ms", samples_count=int(long))] if long else []),
             ],
             entities=seen.around(),
-            cost_gpu_s=round(1 - busy / 100, 3),
+            cost_gpu_s=round((1 - busy / 100) * seen.gpus, 3),
             cost=f"{100 - busy:.0f} % of the GPU's time",
         )
 
@@ -97,7 +97,7 @@ class HostBoundIdle(ElementRule):
     histories = sums("host_wait_ms", "gpu_gaps_known_ms")
     relations = RELATIONS
     explains = ("gpu_idle_gaps",)
-    cost_formula = "share of the time in which the GPU waits for the host: GPU-seconds per second"
+    cost_formula = "share of the time in which the GPU waits for the host, times the GPUs that it works on"
     advice = "CUDA graphs or torch.compile, fewer synchronisations (.item(), print), less Python between launches"
     verify = "gpuflight doctor --from <folder>  # host_wait_ms against gpu_timeline_ms"
 
@@ -116,7 +116,7 @@ class HostBoundIdle(ElementRule):
             f" ({waits_ms / 1e3:.1f} s) because nothing had been launched yet",
             [seen.saw("host_wait_ms"), seen.saw("gpu_gaps_known_ms"), seen.saw("gpu_timeline_ms")],
             entities=seen.around(),
-            cost_gpu_s=round(lost, 3),
+            cost_gpu_s=round(lost * seen.gpus, 3),
             cost=f"{100 * lost:.0f} % of the GPU's time",
         )
 

@@ -38,7 +38,7 @@ class DataLoaderStarvation(ElementRule):
     histories = sums("loader_ms", "steps_ms", "steps_count", "gpu_active_ms")
     relations = RELATIONS
     explains = ("gpu_idle_gaps", "host_bound_idle", "step_outliers")
-    cost_formula = "share of the steps' time in which data is loaded"
+    cost_formula = "share of the steps' time in which data is loaded, times the GPUs that it works on"
     advice = "more loader workers, pin_memory, prefetch_factor; decode ahead; faster or nearer storage"
     verify = "py-spy dump --pid <pid>; iostat -x 5"
 
@@ -64,7 +64,7 @@ class DataLoaderStarvation(ElementRule):
             f" {steps:.0f} steps)" + ("" if idle is None else f"; its GPU is idle {100 * idle:.0f} % of the time"),
             [seen.saw("loader_ms", samples_count=int(steps)), seen.saw("steps_ms"), seen.saw("steps_count")],
             entities=seen.around(),
-            cost_gpu_s=round(lost, 4),
+            cost_gpu_s=round(lost * seen.gpus, 4),
             cost=f"{100 * lost:.0f} % of the steps' time",
         )
 
