@@ -103,7 +103,7 @@ def _node(item: ShownBox) -> dict[str, Any]:
         text.append(f"… and {len(values) - TITLE_VALUES_MAX} more")
     return {
         "n_id": item.number,
-        "label": clean(box.label, LABEL_LIMIT),
+        "label": clean(box.label, LABEL_LIMIT) or " ",  # PyVis takes the number for a label that is empty
         "title": "\n".join(text),
         "shape": "box",
         # What holds others is its header: a box as large as it is would lie over them.
