@@ -285,9 +285,13 @@ def _route(drawn: list[Bundle]) -> None:
         start, end = _reach(a, dx, dy), _reach(b, dx, dy)
         if start + end >= 1.0:
             start = end = 0.0
-        bundle.points = [(ax + dx * start, ay + dy * start), (bx - dx * end, by - dy * end)]
+        bundle.points = [_within(a, ax + dx * start, ay + dy * start), _within(b, bx - dx * end, by - dy * end)]
 
 
 def _reach(item: Item, dx: float, dy: float) -> float:
     """The share of a way (dx, dy) from the middle of a box that lies in it."""
     return min(item.w / 2 / abs(dx) if dx else math.inf, item.h / 2 / abs(dy) if dy else math.inf, 0.5)
+
+
+def _within(item: Item, x: float, y: float) -> tuple[float, float]:
+    return min(max(x, item.x), item.x + item.w), min(max(y, item.y), item.y + item.h)
