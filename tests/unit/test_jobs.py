@@ -184,8 +184,8 @@ def test_a_hang_ends_when_ranks_go_on() -> None:
             _hung(n, number, values)
 
     engine = Engine([RULES["collective_hang"]()])
-    judged = Player(engine).play(Fleet(change=change).scene(count=27, step_s=20.0))
-    assert judged[20].findings and not judged[-1].findings
+    judged = Player(engine).play(Fleet(change=change).scene(count=34, step_s=20.0))
+    assert judged[21].findings and not judged[-1].findings
 
 
 # --- stragglers ------------------------------------------------------------------------------------------------------
@@ -195,6 +195,26 @@ def test_a_straggler_of_some_ranks_says_how_many_were_seen() -> None:
     found, _ = played("straggler_rank", Fleet(seen=[0, 1, 2, 3, 5], change=only(5, p50_us=160.0)).scene())
     assert [finding.entities[0] for finding in found] == [process_id(5)]
     assert "5 of 8 ranks (not 4, 6-7)" in found[0].message and "50 %" in found[0].message
+
+
+def test_n27_an_empty_rank_is_left_out_and_that_is_said() -> None:
+    """HTA#107: one empty rank broke the analysis of all."""
+
+    def change(n: int, number: int, values: dict[str, Any]) -> None:
+        values["p50_us"] = None
+        if number == 1:
+            values["step_ms"] = None
+        elif number == 2:
+            values["step_ms"] = 170.0
+
+    found, _ = played("straggler_rank", Fleet(change=change).scene())
+    assert [finding.entities[0] for finding in found] == [process_id(2)] and "7 of 8 ranks" in found[0].message
+    told = arriving(5, 4.0)
+    found, _ = played("arrival_skew", Fleet(marks=lambda n, number: told(n, number) if number != 1 else []).scene())
+    assert "rank 5" in found[0].message and "compared: 7 of 8 ranks" in found[0].message
+    healthy = arriving()
+    found, why = played("arrival_skew", Fleet(marks=lambda n, number: healthy(n, number) if number else []).scene())
+    assert found == [] and why == ["the times of collectives are told by 7 of 8 ranks only"]
 
 
 def test_kernels_of_communication_do_not_make_a_straggler() -> None:

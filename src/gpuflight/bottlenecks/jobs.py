@@ -87,6 +87,10 @@ class Job(Struct):
             return f"all {len(self)} ranks"
         return f"{len(self)} of {self.world_size} ranks (not {ranges(missing)})"
 
+    def compared(self, count: int) -> str:
+        """As ``seen``, where only so many of them told what was compared."""
+        return self.seen() if count == len(self) else f"{count} of {self.world_size or len(self)} ranks"
+
     def whole(self) -> None:
         """Raises Unknown unless every rank is seen."""
         if self.world_size is None:

@@ -29,9 +29,10 @@ class Process(Entity, tag="Process", gc=False, kw_only=True):
     """A process: its pid *and* start time (clock ticks since boot), so that a reused pid is a new entity.
 
     attributes: name (comm), cmdline (redacted), exe, state, ppid, uid, user, cgroup, nspids, netns, cpus_allowed,
-    top_cpu (rank), common_parent_of (count), seeded (asked for by pid). metrics: cpu_pct (of one core, over the round),
-    rss_bytes, threads_count, fds_count (of many, 256 and more, also fds_limit_count), major_faults_per_s,
-    minor_faults_per_s; of those that use CPU or a GPU also
+    top_cpu (rank), common_parent_of (count), seeded (asked for by pid); of ranks of a job (docs/jobs.md) also rank,
+    world_size, local_rank, job, job_launcher, nccl_ras (what NCCL's RAS says; no collector of ours asks it).
+    metrics: cpu_pct (of one core, over the round), rss_bytes, threads_count,
+    fds_count (of many, 256 and more, also fds_limit_count), major_faults_per_s, minor_faults_per_s; of those that use CPU or a GPU also
     context_switches_voluntary_per_s, context_switches_involuntary_per_s, io_read_bytes_per_s, io_write_bytes_per_s.
 
     Of those with CUDA (docs/cuda-probes.md), since the probe was attached, attributes: cuda_layers (runtime, driver,
@@ -42,7 +43,8 @@ class Process(Entity, tag="Process", gc=False, kw_only=True):
     thread), cuda_copies_count, cuda_copied_<direction>_bytes, cuda_copy_<direction>_bytes_per_s, cuda_memsets_count,
     cuda_allocations_count, cuda_frees_unmatched_count, cuda_held_bytes, cuda_alloc_peak_bytes, cuda_pinned_held_bytes,
     cuda_leaked_bytes and cuda_leaks_count (of one that ended), cuda_errors_count and _per_s, cuda_watched_pct (of the
-    time, if not all), nccl_calls_count and _per_s, nccl_bytes and _per_s, nccl_host_ms, nccl_errors_count."""
+    time, if not all), nccl_calls_count and _per_s, nccl_bytes and _per_s, nccl_host_ms, nccl_errors_count,
+    nccl_small_calls_count (below 1 MB), nccl_bus_bytes (what links carry for them, counted as nccl-tests do)."""
 
     pid: int
     start: int
@@ -383,7 +385,9 @@ class Session(Entity, tag="Session", gc=False, kw_only=True):
     ``silent``), app, hostname and pid as the program sees them, session_kind, engine, run_id, segment, folder, gpus
     (UUIDs), started, ended, last_event, kernel_times (of the GPU, or synthetic), partial, recorder (what our recorder
     says it does: recording, waiting, waiting for CUDA, paused, off), recorder_why (why it records nothing), step_scope
-    (name of its steps), top_kernel, stall_top (what most stalled instructions wait for).
+    (name of its steps), top_kernel, stall_top (what most stalled instructions wait for), communication_unclassified
+    (kernels of NCCL whose names fit no known scheme), collective_marks (``number:operation:begin:end`` of some of the
+    last collectives, UNIX ns of its host), and those of the rank that its process is.
 
     metrics: recorder_lost_count (records that it lost), events_count, losses_count, lag_bytes (written and not read
     yet), duration_s, launches_count, launches_per_s, kernels_count, kernels_unnamed_count, gpu_time_ms (of all
@@ -394,8 +398,9 @@ class Session(Entity, tag="Session", gc=False, kw_only=True):
     frees_unmatched_count, held_bytes, alloc_peak_bytes, pinned_held_bytes, pinned_peak_bytes, scopes_count.
 
     For rules, sums since its beginning (docs/rules): gpu_timeline_ms (from the first to the last work on each GPU,
-    over all gpus_worked_count that its kernels name), gpu_active_ms (kernels, copies or fills ran), kernels_active_ms, gpu_gaps_{count,long_count,long_ms} (long: over
-    500 ms), gpu_gap_max_ms, gpu_gaps_known_ms (those that ended with work whose call is known), host_wait_ms (of them,
+    over all gpus_worked_count that its kernels name), gpu_active_ms (kernels, copies or fills ran), kernels_active_ms,
+    gpu_gaps_{count,long_count,long_ms} (long: over 500 ms), gpu_gap_max_ms, gpu_gaps_known_ms (those that
+    ended with work whose call is known), host_wait_ms (of them,
     where it was called only after the work before had ended), idle_launches_count and delayed_launches_count (kernels
     called while the GPU was idle, and those that began more than 100 us after the call), launch_calls_count,
     slow_launch_calls_{count,ms} (over 50 us), short_launches_count (kernels below 10 us), graph_kernels_count,
@@ -406,7 +411,10 @@ class Session(Entity, tag="Session", gc=False, kw_only=True):
     steps_judged_count and step_outliers_count (of the latest 4096), first_step_s and first_work_s (since its
     beginning), loader_ms, gc_pauses_{count,ms}, gc_long_pauses_count, gc_pause_max_ms, top_kernel_pct,
     stall_samples_count, stall_top_pct, thread_efficiency_pct with instructions_count, means of hardware counters
-    sm_active_pct, dram_active_pct, tensor_active_pct. ``gpuflight doctor --from FOLDER`` adds ``events.facts``."""
+    sm_active_pct, dram_active_pct, tensor_active_pct; communication_{kernels_count,ms}, communication_active_ms (a
+    kernel of NCCL ran), communication_overlapped_ms (another kernel, too), communication_unclassified_pct,
+    communication_own_streams_count, sync_batch_norms_count. ``gpuflight doctor --from FOLDER`` adds
+    ``events.facts``."""
 
     session_id: str
 

@@ -34,6 +34,9 @@ class ArrivalSkew(GroupRule):
         "operations": Threshold(value=20, unit="operations", source="as above", guess=True, falling=True),
     }
     guard = "the times of at least 20 collectives are told by two ranks or more"
+    warm_up_s = 20.0
+    every_rounds = 6
+    persist_rounds = 1
     members = MEMBERS
     relations = RELATIONS
     explains = ("communication_share", "slow_collective", "exposed_communication")
@@ -58,8 +61,9 @@ class ArrivalSkew(GroupRule):
             return window.overrides.threshold(self, name).value
 
         arrivals = _arrivals(job, clocks, int(limit("operations")))
-        errors = sorted((clocks.offset_s(ns)[1] for ns in {rank.ns for rank in job}), reverse=True)
-        error_ms = 1e3 * sum(errors[:2])
+        compared = len(arrivals[0][0])
+        errors = [clocks.offset_s(ns)[1] for ns in {job.ranks[number].ns for number in arrivals[0][0]}]
+        error_ms = 1e3 * sum(sorted(errors)[-2:])
         skews, lasts, took = [], Counter[int](), []
         for begins, ends in arrivals:
             if max(begins.values()) - 1e6 * error_ms > min(ends.values()):
@@ -71,6 +75,8 @@ class ArrivalSkew(GroupRule):
         skew_ms, operation_ms = median(skews), median(took)
         least_ms = max(limit("skew"), limit("share") / 100 * operation_ms)
         if skew_ms + error_ms <= least_ms:
+            if compared < len(job) or job.missing:
+                raise Unknown(f"the times of collectives are told by {job.compared(compared)} only")
             return Verdict(state="clear", subject=job.id)
         if skew_ms - error_ms <= least_ms:
             raise Unknown(
@@ -81,7 +87,7 @@ class ArrivalSkew(GroupRule):
         rank = job.ranks[number]
         span_ms = (max(min(b.values()) for b, _ in arrivals) - min(min(b.values()) for b, _ in arrivals)) / 1e6
         who = f"rank {number} ({name_of(window, rank.element.id)}{rank.where()}) in {times} of {len(arrivals)}"
-        waits = sum(skews) / span_ms * (len(job) - 1) * _density(arrivals, job) if span_ms > 0 else None
+        waits = sum(skews) / span_ms * (compared - 1) * _density(arrivals, job) if span_ms > 0 else None
         return Verdict(
             state="fired",
             subject=job.id,
@@ -95,8 +101,8 @@ class ArrivalSkew(GroupRule):
             ],
             message=f"the last rank of {job.name} comes to collectives {skew_ms:.2f} ms after the median, mostly {who};"
             f" an operation takes {operation_ms:.2f} ms, the clocks differ by at most {error_ms:.2f} ms; compared:"
-            f" {job.seen()}",
-            cost_gpu_s=None if waits is None else round(min(waits, len(job) - 1.0), 3),
+            f" {job.compared(compared)}",
+            cost_gpu_s=None if waits is None else round(min(waits, compared - 1.0), 3),
             cost="" if waits is None else "time in which the other ranks wait in collectives",
             advice=self.advice,
             verify=self.verify,
@@ -135,10 +141,8 @@ def _arrivals(job: Job, clocks: Clocks, least: int) -> list[Arrival]:
         session = next((session for rank in job for session in rank.sessions), None)
         why = (session.unknown or {}).get("collective_marks") if session is not None else None
         raise Unknown(f"the times of collectives are told by {len(marks)} ranks: {why or 'not measured here'}")
-    if len(marks) < len(job):
-        raise Unknown(f"the times of collectives are told by {len(marks)} of {len(job)} ranks")
     common = set.intersection(*(set(told_of) for told_of in marks.values()))
-    offsets = {rank.number: 1e9 * clocks.offset_s(rank.ns)[0] for rank in job}
+    offsets = {number: 1e9 * clocks.offset_s(job.ranks[number].ns)[0] for number in marks}
     found: list[Arrival] = []
     for number in sorted(common):
         if len({told_of[number][0] for told_of in marks.values()}) != 1:

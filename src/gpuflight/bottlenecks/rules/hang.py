@@ -66,6 +66,7 @@ class CollectiveHang(GroupRule):
         ),
     }  # fmt: skip
     guard = "a job of at least two ranks, all of them seen"
+    every_rounds = 3
     histories = {
         nodes.Process: {"nccl_calls_count": _HORIZON_S},
         nodes.Session: {"communication_kernels_count": _HORIZON_S},

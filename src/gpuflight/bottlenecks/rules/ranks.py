@@ -21,7 +21,8 @@ _RANK_NEED = Need(kind=nodes.Process, attributes=("rank", "job", "world_size"), 
 
 
 class Pace(Struct):
-    """How a rank does against the others: ``value`` against ``usual``; ``slower`` is 1 for as fast as the median."""
+    """How a rank does against the others: ``value`` against ``usual``; ``slower`` is 1 for as fast as the median.
+    ``samples``: steps, or launches; ``compared``: ranks."""
 
     slower: float
     metric: str
@@ -114,7 +115,7 @@ class StragglerRank(GroupRule):
                 evidence(rank.element.id, "rank", rank.number),
             ],
             message=f"rank {rank.number} of {job.name} ({name_of(window, rank.element.id)}{rank.where()}) is slow:"
-            f" {what}; compared: {job.seen()}",
+            f" {what}; compared: {job.compared(pace.compared)}",
             cost=f"{len(job) - 1} other ranks wait {100 * (1 - 1 / pace.slower):.0f} % of the time",
             cost_gpu_s=round(lost, 3),
         )
@@ -209,7 +210,7 @@ def _paces_of_kernels(job: Job, kernels: Kernels, least: float) -> dict[int, Pac
     paces: dict[int, Pace] = {}
     for rank in job:
         weight = total = 0.0
-        launches = count = 0
+        launches = 0
         for name, middle in usual.items():
             own = known[name].get(rank.number)
             if own is None or not own.metrics["p50_us"] or not middle:
@@ -218,8 +219,9 @@ def _paces_of_kernels(job: Job, kernels: Kernels, least: float) -> dict[int, Pac
             total += took * middle / own.metrics["p50_us"]
             weight += took
             launches += int(own.metrics["launches_count"])
-            count += 1
         if weight and total:
             score = total / weight
-            paces[rank.number] = Pace(1 / score, "relative_score", score, 1.0, rank.element.id, launches, count)
+            paces[rank.number] = Pace(1 / score, "relative_score", score, 1.0, rank.element.id, launches, 0)
+    for pace in paces.values():
+        pace.compared = len(paces)
     return paces
