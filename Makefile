@@ -13,6 +13,7 @@ CHAOS ?= 240
 SEED ?= 1
 # More than two cores' worth: many tests wait for real brokers, databases and rounds.
 JOBS ?= 4
+MERMAID ?= 12.3.0
 SOURCES := src tests benchmarks
 DOCS := docs/settings.md docs/cli.md
 
@@ -58,12 +59,13 @@ clean:  ## remove what these targets made, run folders excepted
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 # Debian packages that some tests need: a C compiler for the fake NVIDIA libraries, iproute2 for network namespaces, Chromium
-# to open the picture, clang and libbpf's headers to build the probes again, libbpf and bcc to load them. They are installed where that may be done without asking; elsewhere those tests are skipped, and say so.
+# to open the picture, Graphviz to read it as DOT, Mermaid (from npm) to read its charts, clang and libbpf's headers to build the probes again, libbpf and bcc to load them. They are installed where that may be done without asking; elsewhere those tests are skipped, and say so.
 test-packages:
 	@missing=""; \
 	command -v cc >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 || missing="$$missing gcc libc6-dev"; \
 	command -v ip >/dev/null 2>&1 || missing="$$missing iproute2"; \
 	command -v chromium >/dev/null 2>&1 || missing="$$missing chromium"; \
+	command -v dot >/dev/null 2>&1 || missing="$$missing graphviz"; \
 	command -v clang >/dev/null 2>&1 || missing="$$missing clang llvm libbpf-dev"; \
 	ldconfig -p 2>/dev/null | grep -q libbpf.so.1 || missing="$$missing libbpf1"; \
 	/usr/bin/python3 -c 'import bcc' 2>/dev/null || missing="$$missing python3-bpfcc"; \
@@ -74,6 +76,11 @@ test-packages:
 		else \
 			echo "not installed:$$missing; the tests that need them are skipped"; \
 		fi; \
+	fi
+	@if command -v npm >/dev/null 2>&1 && [ ! -e $(VENV)/npm/package/dist/mermaid.min.js ]; then \
+		(mkdir -p $(VENV)/npm && cd $(VENV)/npm && npm pack --silent mermaid@$(MERMAID) && \
+			tar xzf mermaid-$(MERMAID).tgz package/dist/mermaid.min.js && rm mermaid-$(MERMAID).tgz) >/dev/null 2>&1 \
+			|| echo "could not fetch mermaid; the test that needs it is skipped"; \
 	fi
 
 $(VENV)/bin/python:
