@@ -208,3 +208,35 @@ def test_lines_down_to_gpus_do_not_cross() -> None:
 def test_registered() -> None:
     assert get(Layout, "default") is DefaultLayout
     assert plugins(Layout)["default"].description
+
+
+def _talkers(*peers: int) -> Graph:
+    """A process with so many connections to each of some others."""
+    graph = Graph([nodes.Process(pid=1, start=1, attributes={"name": "hub"})])
+    port = 1000
+    for pid, count in enumerate(peers, 2):
+        other = nodes.Process(pid=pid, start=1, attributes={"name": f"peer-{pid}"})
+        graph.try_add_node(other)
+        for _ in range(count):
+            port += 1
+            near = nodes.Socket(protocol="tcp", address=f"10.0.0.1:{port}", attributes={"state": "ESTABLISHED"})
+            far = nodes.Socket(protocol="tcp", address=f"10.0.0.2:{port}", attributes={"state": "ESTABLISHED"})
+            for socket, holder in ((near, "Process(pid=1,start=1)"), (far, other.id)):
+                graph.try_add_node(socket)
+                graph.try_add_edge(edges.Belong(socket.id, holder))
+            graph.try_add_edge(edges.ConnectTo(near.id, far.id))
+    return graph
+
+
+def test_sockets_of_one_pair_fold_with_their_count_and_a_note_says_so() -> None:
+    picture = DefaultLayout().layout(_talkers(5, 4, 1), LayoutOptions())
+    hub = find(picture, "Process(pid=1,start=1)")
+    groups = {box.label: (box.count, box.rule) for box in hub.children if box.role == "group"}
+    assert groups == {
+        "5 sockets ↔ peer-2": (5, "connections of one pair"),
+        "4 sockets ↔ peer-3": (4, "connections of one pair"),
+    }
+    assert any("folded into" in note and "each says" in note for note in picture.notes)
+    crowd = DefaultLayout().layout(_talkers(*[3] * 9), LayoutOptions())
+    hub = find(crowd, "Process(pid=1,start=1)")
+    assert [box.label for box in hub.children] == ["27 TCP sockets"], "many pairs are told by their lines"

@@ -24,6 +24,8 @@ _PORTS = {
 IDLE_MIN = 3
 SAME_NAME_MIN = 5
 SAME_TREES_MIN = 12
+PAIR_MIN = 3
+PAIRS_MAX = 4
 
 
 def fold(forest: Forest) -> None:
@@ -41,6 +43,28 @@ def fold(forest: Forest) -> None:
             inner.add(box)
         if box.children:
             _fold_children(forest, box, crowded, surplus, small=box in inner)
+    _tell(forest)
+
+
+def _tell(forest: Forest) -> None:
+    """Say in the notes how much is folded: no format shows the inside of groups as plainly as boxes."""
+    groups = [item for item in walk(forest.root) if item.folds]
+    if groups:
+        inside = sum(_entities(group) for group in groups if not _in_group(group))
+        forest.notes.append(
+            f"{plural(inside, 'entity')} folded into {plural(len(groups), 'group')}; each says how many, and why"
+        )
+
+
+def _entities(group: Item) -> int:
+    return sum(1 for item in walk(group) if item.entity is not None)
+
+
+def _in_group(item: Item) -> bool:
+    above = item.parent
+    while above is not None and not above.folds:
+        above = above.parent
+    return above is not None
 
 
 class _Folder:
@@ -138,6 +162,7 @@ def _fold_sockets(folder: _Folder, sockets: list[Item]) -> None:
     if len(listening) > _PORTS["Socket"]:
         folder.group("listen", listening, plural(len(listening), "listening socket"), "listening, in one box")
         sockets = [item for item in sockets if _state(item) != "LISTEN"]
+    sockets = _fold_pairs(folder, sockets)
     by_protocol: dict[str, list[Item]] = defaultdict(list)
     for item in sockets:
         by_protocol[str(getattr(item.entity, "protocol", "")).rstrip("6").upper()].append(item)
@@ -149,6 +174,45 @@ def _fold_sockets(folder: _Folder, sockets: list[Item]) -> None:
                 plural(len(members), f"{protocol} socket".strip()),
                 "of one protocol in one box",
             )
+
+
+def _fold_pairs(folder: _Folder, sockets: list[Item]) -> list[Item]:
+    """Sockets whose far ends all stand in one box, or at one address; the rest. Where the pairs are many, none is told:
+    the lines do."""
+    by_peer: dict[tuple[str, str], list[Item]] = defaultdict(list)
+    for item in sockets:
+        peers = _far_ends(folder.forest).get(item.id, frozenset())
+        if len(peers) == 1:
+            by_peer[next(iter(peers))].append(item)
+    pairs = {peer: members for peer, members in by_peer.items() if len(members) >= PAIR_MIN}
+    if len(pairs) > PAIRS_MAX:
+        return sockets
+    taken: set[Item] = set()
+    for (peer, label), members in pairs.items():
+        folder.group(f"pair:{peer}", members, f"{plural(len(members), 'socket')} ↔ {label}", "connections of one pair")
+        taken.update(members)
+    return [item for item in sockets if item not in taken]
+
+
+def _far_ends(forest: Forest) -> dict[str, frozenset[tuple[str, str]]]:
+    """For each socket, the boxes (id, label) that hold the other ends of its connections; made once."""
+    if forest.far_ends is None:
+        found: dict[str, set[tuple[str, str]]] = defaultdict(set)
+        for source, target, kind in forest.graph.edges:
+            if kind == "ConnectTo":
+                for near, far in ((source, target), (target, source)):
+                    found[near].add(_holder(forest.items[far]))
+        forest.far_ends = {name: frozenset(peers) for name, peers in found.items()}
+    return forest.far_ends
+
+
+def _holder(far: Item) -> tuple[str, str]:
+    box = far.parent
+    if box is not None and box.kind in _WORKLOAD:
+        return box.id, box.label
+    address = str(getattr(far.entity, "address", far.id))
+    host = address.rpartition(":")[0] or address
+    return host, host
 
 
 def _state(item: Item) -> str:

@@ -31,6 +31,7 @@ class Forest:
             node_id: Item(node_id, entity.kind, entity) for node_id, entity in graph.nodes.items()
         }
         self.notes: list[str] = list(options.notes)
+        self.far_ends: dict[str, frozenset[tuple[str, str]]] | None = None  # of sockets, once folding asks
         self.used: set[tuple[str, str, str]] = set()  # deploy edges that nesting already shows
         self._add_missing()
         self.holders: dict[str, list[str]] = defaultdict(list)  # child → Host/RunOn/Belong parents

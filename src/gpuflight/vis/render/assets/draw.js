@@ -124,6 +124,7 @@ class Painter {
       this.shape(box, 5);
       g.fillStyle = box.group >= 0 || box.h * k > 14 ? p.speck[box.category] : p.track[box.category];
       g.fill();
+      if (box.role === "group" && box.group < 0 && box.w * k > 70 && box.h * k > 24) this.far.push(box);
     } else {
       const chip = box.h / s < 22, group = box.role === "group";
       if (group && box.h * k > 12) { // a second sheet behind
