@@ -63,7 +63,7 @@ class CommunicationShare(ElementRule):
 
     def judge(self, look: Look) -> Verdict:
         seen = _checked(look)
-        told_ms = seen.timeline_ms()
+        told_ms = seen.wall_ms()
         active_ms = seen.sum(_ACTIVE)
         if not told_ms or not active_ms:
             return CLEAR
@@ -122,11 +122,11 @@ class ExposedCommunication(ElementRule):
         "let communication begin while gradients are still computed (DDP buckets, FSDP prefetch, --overlap-grad-reduce"
         " of Megatron), and check that CUDA_DEVICE_MAX_CONNECTIONS fits the framework"
     )
-    verify = "gpuflight export <folder> --to trace, then look at the stream of NCCL's kernels in ui.perfetto.dev"
+    verify = "gpuflight export <folder> --as trace, then look at the stream of NCCL's kernels in ui.perfetto.dev"
 
     def judge(self, look: Look) -> Verdict:
         seen = _checked(look)
-        told_ms = seen.timeline_ms()
+        told_ms = seen.wall_ms()
         active_ms = seen.sum(_ACTIVE)
         if not told_ms or active_ms < _LEAST_MS or 100 * active_ms / told_ms <= look.limit("share"):
             return CLEAR
