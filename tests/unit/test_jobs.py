@@ -103,6 +103,33 @@ def test_numbers_of_ranks_read_well(numbers: list[int], text: str) -> None:
     assert ranges(numbers) == text
 
 
+def test_ranks_come_from_other_instances_with_all_that_is_compared() -> None:
+    """As the collector remote puts a peer's graph into its namespace: kernels still name their process as it did."""
+    from gpuflight.graph import Graph
+    from gpuflight.graph.namespaces import with_namespace
+
+    near, far = Fleet(seen=range(4)), Fleet(seen=range(4), change=only(2, p50_us=160.0))
+
+    def elements(n: int) -> list[Entity | Edge]:
+        own = [each for each in near.round(n) if not (isinstance(each, nodes.Host) and each.ns)]
+        theirs = [each for each in far.round(n) if not (isinstance(each, nodes.Host) and each.ns)]
+        for each in theirs:
+            if isinstance(each, nodes.Process):
+                each.attributes["rank"] += 4
+        moved = with_namespace(
+            Graph(
+                [each for each in theirs if isinstance(each, Entity)],
+                [each for each in theirs if isinstance(each, Edge)],
+            ),
+            "node-7",
+        )
+        return [*own, *moved.nodes.values(), *moved.edges.values()]
+
+    found, _ = played("straggler_rank", changing(lambda n: elements(n + 1), 6))
+    assert [finding.entities[0] for finding in found] == ["Process(ns=node-7,pid=1002,start=7)"]
+    assert "rank 6" in found[0].message and "all 8 ranks" in found[0].message
+
+
 # --- clocks ----------------------------------------------------------------------------------------------------------
 
 

@@ -524,3 +524,13 @@ def test_how_it_is_drawn() -> None:
         ("Stream", []),
         ("Session", ["live · 20 /s · busy 2 %"]),
     ]
+
+
+def test_a_session_says_which_rank_of_which_job_its_program_is() -> None:
+    outcome = Rig(session(devices=[DeviceFacts(0)])).round()
+    (entity,) = [each for each in outcome.nodes if each.kind == "Session"]
+    (process,) = [each for each in outcome.nodes if each.kind == "Process"]
+    assert process.id.startswith(f"Process(pid={SERVER},")
+    for told in (entity, process):
+        facts = {name: told.attributes.get(name) for name in ("rank", "world_size", "local_rank", "job")}
+        assert facts == {"rank": 0, "world_size": 2, "local_rank": 0, "job": "torchrun 10.0.0.1:29500"}

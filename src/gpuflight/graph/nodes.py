@@ -32,8 +32,9 @@ class Process(Entity, tag="Process", gc=False, kw_only=True):
     top_cpu (rank), common_parent_of (count), seeded (asked for by pid); of ranks of a job (docs/jobs.md) also rank,
     world_size, local_rank, job, job_launcher, nccl_ras (what NCCL's RAS says; no collector of ours asks it).
     metrics: cpu_pct (of one core, over the round), rss_bytes, threads_count,
-    fds_count (of many, 256 and more, also fds_limit_count), major_faults_per_s, minor_faults_per_s; of those that use CPU or a GPU also
-    context_switches_voluntary_per_s, context_switches_involuntary_per_s, io_read_bytes_per_s, io_write_bytes_per_s.
+    fds_count (of many, 256 and more, also fds_limit_count), major_faults_per_s, minor_faults_per_s;
+    of those that use CPU or a GPU also context_switches_voluntary_per_s, context_switches_involuntary_per_s,
+    io_read_bytes_per_s, io_write_bytes_per_s.
 
     Of those with CUDA (docs/cuda-probes.md), since the probe was attached, attributes: cuda_layers (runtime, driver,
     nccl), cuda_libraries, cuda_errors, cuda_allocations (largest groups, with who allocated), cuda_wait_ns_log2
