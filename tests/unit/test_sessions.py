@@ -527,7 +527,7 @@ def test_how_it_is_drawn() -> None:
 
 
 def test_a_session_says_which_rank_of_which_job_its_program_is() -> None:
-    outcome = Rig(session(devices=[DeviceFacts(0)])).round()
+    outcome = Rig(session()).round()
     (entity,) = [each for each in outcome.nodes if each.kind == "Session"]
     (process,) = [each for each in outcome.nodes if each.kind == "Process"]
     assert process.id.startswith(f"Process(pid={SERVER},")
