@@ -17,7 +17,7 @@ MERMAID ?= 12.3.0
 SOURCES := src tests benchmarks
 DOCS := docs/settings.md docs/cli.md
 
-.PHONY: help run corpus test test-packages check docs probes bench chaos clean
+.PHONY: help run corpus test test-packages check docs gallery probes bench chaos clean
 
 help:  ## this list
 	@grep -hE '^[a-z][a-z-]*:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "make %-14s %s\n", $$1, $$2 }'
@@ -45,6 +45,9 @@ docs: $(VENV)/dev.done  ## bring the generated parts of the documentation up to 
 	$(BIN)/python -m gpuflight.cli.reference $(DOCS)
 	$(BIN)/python -c 'from gpuflight.bottlenecks import base, pages; from gpuflight.registry import plugins; pages.write("docs/rules", plugins(base.Rule))'
 	UPDATE_DOCS=1 $(BIN)/python -m pytest -q tests/unit/test_architecture.py
+
+gallery: $(VENV)/dev.done  ## draw docs/gallery again: six graphs in every layout and format (needs Chromium and root)
+	$(BIN)/python -m tests.gallery docs/gallery
 
 probes: $(VENV)/dev.done  ## compile what changed of the probes, for x86-64 and arm64 (needs clang and llvm)
 	$(BIN)/python -m gpuflight.sources.bpf.build
