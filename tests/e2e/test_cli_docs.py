@@ -111,7 +111,10 @@ def test_python_of_a_page(block: object, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_examples_of_help(command: str, tmp_path: Path, recording: Path) -> None:
     (tmp_path / "machine.tar.zst").hardlink_to(recording)
-    if command not in ("run", "record"):
+    if command == "rules":
+        shutil.copytree(ROOT / "configs/rules", tmp_path / "configs/rules")
+        shell("gpuflight run --offline 1 --out capture", tmp_path)
+    elif command not in ("run", "record"):
         machine(tmp_path / "capture")
         machine(tmp_path / "before")
         machine(tmp_path / "after", later=True)

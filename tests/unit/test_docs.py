@@ -81,6 +81,25 @@ def test_configurations_shown_in_the_docs_load(tmp_path: Path) -> None:
         make_subscribers(settings)
 
 
+def test_rules_and_labels_shown_in_the_docs_load(tmp_path: Path) -> None:
+    from gpuflight.bottlenecks.backtest import read_labels
+    from gpuflight.bottlenecks.build import make_engine
+    from gpuflight.bottlenecks.settings import RulesSettings
+    from gpuflight.bottlenecks.user_rules import RuleText, load_file
+
+    page = ROOT / "docs" / "rules.md"
+    rules, labels = (block for block in blocks(page) if block.language == "toml")
+    (tmp_path / "rules.toml").write_text(rules.text, encoding="utf-8")
+    assert [rule.name for rule in load_file(str(tmp_path / "rules.toml"))] == ["hot_gpu", "slow_scratch"]
+    (tmp_path / "labels.toml").write_text(labels.text, encoding="utf-8")
+    assert read_labels(str(tmp_path / "labels.toml")).expect
+    text = page.read_text(encoding="utf-8")
+    assert re.findall(r"^\| `(\w+)` \| ", text, re.MULTILINE) == list(RuleText.model_fields)
+    (shown,) = (block for block in blocks(page) if block.language == "yaml")
+    (tmp_path / "gpuflight.yaml").write_text(shown.text, encoding="utf-8")
+    assert make_engine(RulesSettings.model_validate(load(str(tmp_path / "gpuflight.yaml")).rules))
+
+
 AGENT = ROOT / "configs" / "agent.json"  # in the form of gpufl-agent: tests/unit/test_agent_options.py
 PROBES = ROOT / "configs" / "probes"  # users' probes: tests/integration/test_user_probes_real.py
 RULES = ROOT / "configs" / "rules"  # users' rules: tests/unit/test_user_rules.py
