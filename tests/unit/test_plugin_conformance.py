@@ -169,7 +169,7 @@ def ready() -> list[str]:
     return [name for name in plugins(Renderer) if not name.startswith("graphviz_") and has_what_it_needs(name)]
 
 
-PLAIN = {"csv"}
+PLAIN = {"csv", "text"}
 """Formats in which a tag is text like any other; what means something in them is tested where they are."""
 
 

@@ -111,8 +111,8 @@ class LayoutGraph(Struct, kw_only=True):
     """A laid out picture. ``notes`` says in words what a reader must know that the boxes do not show.
 
     ``entities`` and ``edges`` are the elements of the graph that was placed, as they are there: formats for other
-    programs (GEXF, CSV, JSON …) need their identity and values, whatever the layout folded. ``timelines`` are those of
-    the sessions that the layout ``timeline`` drew.
+    programs (GEXF, CSV, JSON …) need their identity and values, whatever the layout folded. ``timelines``: when what
+    ran, of the sessions among them.
     """
 
     title: str

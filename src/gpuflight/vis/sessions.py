@@ -28,6 +28,8 @@ KERNELS_SHOWN = 30
 SESSIONS_SHOWN = 16
 """Sessions in one picture, at most; the first ones."""
 _SCOPES_SHOWN = 200
+_open_stores: dict[str, EventStore] = {}
+"""By folder: those of the pictures that are open. A picture is plain data, and DuckDB opens a file only once."""
 
 
 class SessionPicture(msgspec.Struct):
@@ -69,26 +71,42 @@ def load_session_picture(
 
     Raises InputError if there is no session, MissingExtra without DuckDB.
     """
-    from gpuflight.events.store.choose import kind_of, open_store
+    from gpuflight.events.store.choose import kind_of
 
     if os.path.isdir(path) and kind_of(path) is not None:
-        store = open_store(path)
-        try:
+        with _open(path) as store:
             yield _picture(store, store.catalogue.find()[0], path, session)
-        finally:
-            store.close()
         return
     folder = tempfile.mkdtemp(prefix="gpuflight-")
     try:
-        store = open_store(folder, "duckdb")
-        try:
+        with _open(folder) as store:
             loaded = _load(store, path, session, progress)
             found = [each for each in map(store.session, loaded.sessions) if each is not None]
             yield _picture(store, found, path, session)
-        finally:
-            store.close()
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+@contextmanager
+def _open(folder: str) -> Iterator[EventStore]:
+    from gpuflight.events.store.choose import kind_of, open_store
+
+    store = open_store(folder, kind_of(folder) or "duckdb")
+    _open_stores[folder] = store
+    try:
+        yield store
+    finally:
+        del _open_stores[folder]
+        store.close()
+
+
+def records_of(timeline: Timeline) -> Reader | None:
+    """All records of the session of a timeline; None if its picture is closed, or it is of no store."""
+    from gpuflight.events.query.reader import Reader
+
+    store = _open_stores.get(timeline.store)
+    session = store.session(timeline.session_id) if store is not None else None
+    return Reader(store, [session]) if store is not None and session is not None else None
 
 
 def _load(store: EventStore, path: str, session: str | None, progress: Callable[[int], None]) -> Loaded:

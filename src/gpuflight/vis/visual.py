@@ -104,6 +104,21 @@ for _kind, _same in (
 ):  # fmt: skip
     GLYPHS[_kind] = GLYPHS[_same]
 
+SLICES: dict[str, tuple[str, str, str]] = {
+    # kind of a slice of a timeline: (kind of its box, noun, category)
+    "kernel": ("KernelSlice", "kernel run", "gpu"),
+    "copy": ("CopySlice", "copy", "ipc"),
+    "fill": ("FillSlice", "fill", "storage"),
+    "scope": ("ScopeSlice", "scope run", "session"),
+    "range": ("RangeSlice", "NVTX range", "container"),
+    "wait": ("WaitSlice", "wait", "group"),
+    "window": ("WindowSlice", "deep window", "memory"),
+    "session": ("SessionSlice", "session bar", "session"),
+}
+for _kind, _, _ in SLICES.values():
+    GLYPHS[_kind] = "M2 5h12v6H2z"
+GLYPHS["Timeline"] = "M2 3.5h7v3H2z M6 9.5h8v3H6z"
+
 QUIET_KINDS = frozenset(
     ("NumaAccess", "Affinity", "NumaSetContain", "NumaDistance", "AttachedTo", "Proximity", "HasAttribute")
 )

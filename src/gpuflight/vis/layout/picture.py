@@ -75,6 +75,7 @@ def finish(name: str, forest: Placed, bundles: Bundles, drawn: Iterable[Bundle])
         time_ns=options.time_ns,
         entities=list(forest.graph.nodes.values()),
         edges=list(forest.graph.edges.values()),
+        timelines=options.timelines,
     )
 
 
@@ -91,7 +92,8 @@ def _boxes(root: Item) -> list[Box]:
         if item is root:
             continue
         entity = item.entity
-        digits = 2 if item.scale > 0.2 else 4 if item.scale > 0.005 else 7  # what is drawn small needs finer places
+        scale = item.scale
+        digits = 2 if scale > 0.2 else 4 if scale > 0.005 else 7  # what is drawn small needs finer places
         box = Box(
             id=item.id,
             kind=item.kind,
@@ -102,17 +104,24 @@ def _boxes(root: Item) -> list[Box]:
             y=round(item.y, digits),
             w=round(item.w, digits),
             h=round(item.h, digits),
-            scale=round(item.scale, 5),
+            scale=round(scale, 5),
             header=round(item.header, 2),
             lines=item.lines,
             bars=item.bars,
-            children=[made[child] for child in item.children],
             rule=item.rule,
-            count=item.count + sum(made[child].count for child in item.children),
+            count=item.count,
         )
+        if item.children:
+            box.children = children = [made[child] for child in item.children]
+            box.count += sum([child.count for child in children])
         if entity is not None:
-            box.attributes, box.metrics = plain_dict(entity.attributes), plain_dict(entity.metrics)
-            box.unknown, box.ns = entity.unknown or {}, entity.ns
+            box.ns = entity.ns
+            if entity.attributes:
+                box.attributes = plain_dict(entity.attributes)
+            if entity.metrics:
+                box.metrics = plain_dict(entity.metrics)
+            if entity.unknown:
+                box.unknown = entity.unknown
         elif item.missing:
             box.missing = True
         else:

@@ -11,11 +11,12 @@ from gpuflight.vis.glyph_widths import cut_to, text_width
 from gpuflight.vis.model import Bar, Box, LayoutGraph
 from gpuflight.vis.render.svg_style import CHANGE_MARKS
 from gpuflight.vis.render.xml_text import xml
-from gpuflight.vis.visual import GLYPHS
+from gpuflight.vis.visual import GLYPHS, SLICES
 
 TEXT_MIN = 1.5
 """Letters smaller than this, in units of the picture, are left out: nobody zooms so far in. Titles stay."""
 TITLE_LIMIT = 300
+_SLICES = frozenset(kind for kind, _, _ in SLICES.values())
 RANK = {"": 0, "info": 1, "warn": 2, "critical": 3}
 
 
@@ -37,8 +38,10 @@ class Boxes:
         self.obstacles: list[tuple[float, float, float, float]] = []
         """What no word of a line may cover: x, y, right, bottom."""
         self._severity = severities(layout)
+        self._ticks: list[str] = []
         for box, inside in in_order(layout):
             self._draw(box, inside)
+        self.frames += self._ticks  # seen through the frames of the lanes
 
     def _draw(self, box: Box, inside: bool) -> None:
         self.categories.add(box.category)
@@ -50,7 +53,7 @@ class Boxes:
         if removed:
             place = place.replace("<g", f"<g{removed}", 1)
         name = f"<title>{xml(self._name(box), TITLE_LIMIT)}</title>"
-        dashed = " d" if box.missing or (box.synthetic and box.role != "group") else ""
+        dashed = " d" if box.missing or (box.synthetic and box.role != "group" and box.kind != "Timeline") else ""
         if box.role == "frame":
             rect = f'<rect class="f-{box.category}{dashed}" width="{number(width)}" height="{number(height)}" rx="9"/>'
             words = self._words(box, 9.0, width, scale, framed=True)
@@ -64,6 +67,12 @@ class Boxes:
             return
         if not inside:
             self.obstacles.append((box.x, box.y, box.x + box.w, box.y + box.h))
+        if box.kind in _SLICES:
+            self.cards.append(f"{place}{name}{_slice(box)}</g>")
+            return
+        if box.kind == "Tick":
+            self._ticks.append(_tick(box))
+            return
         chip = height < 22
         if (10.5 if chip else 12.0) * scale < TEXT_MIN:
             speck = f'<rect class="p-{box.category}" width="{number(width)}" height="{number(height)}" rx="5"/>'
@@ -89,6 +98,8 @@ class Boxes:
         """What a reader's pointer is told."""
         if box.role == "group":
             return f"{box.label}: {box.rule}" if box.rule else box.label
+        if box.kind in _SLICES:
+            return "\n".join((box.label, *box.lines))
         return box.label if box.synthetic or box.label == box.id else f"{box.label}\n{box.id}"
 
     def _words(self, box: Box, left: float, width: float, scale: float, *, framed: bool) -> str:
@@ -177,6 +188,37 @@ class Boxes:
             parts.append(f'<circle class="{change}" cx="{number(x)}" cy="{number(y)}" r="7"/>')
             parts.append(f'<text class="m w" x="{number(x)}" y="{number(y + 3.3)}">{CHANGE_MARKS[change]}</text>')
         return "".join(parts)
+
+
+def _slice(box: Box) -> str:
+    """A bar of a timeline. One that stands for many is filled from below as far as they were busy."""
+    size = f'width="{number(box.w)}" height="{number(box.h)}"'
+    radius = number(min(2.5, box.w / 3))
+    busy, taken = box.metrics.get("busy_ms"), box.metrics.get("duration_ms")
+    if box.w < 6:  # a thin one has to be dark to be seen
+        parts = [f'<rect class="k-{box.category}" {size}/>']
+    elif busy is None or not taken:
+        parts = [f'<rect class="p-{box.category}" {size} rx="{radius}"/>']
+    else:
+        filled = box.h * min(max(busy / taken, 0.1), 1.0)
+        parts = [
+            f'<rect class="z-{box.category}" {size} rx="{radius}"/><rect class="p-{box.category}"'
+            f' y="{number(box.h - filled)}" width="{number(box.w)}" height="{number(filled)}" rx="{radius}"/>'
+        ]
+    label = cut_to(_said(box.label), box.w - 6, 10) if box.w >= 24 else ""
+    if len(label) > 2:
+        parts.append(f'<text class="c" x="3" y="{number(box.h / 2 + 3.6)}" style="font-size:10px">{xml(label)}</text>')
+    return "".join(parts)
+
+
+def _tick(box: Box) -> str:
+    """A time at the axis, and a line down through the lanes."""
+    down = box.attributes.get("to_y")
+    line = f"M{number(box.x)} {number(box.y)}V{number(down if isinstance(down, float) else box.y + box.h)}"
+    return (
+        f'<path class="rule" d="{line}"/>'
+        f'<text class="s" x="{number(box.x + 4)}" y="{number(box.y + 11)}">{xml(box.label)}</text>'
+    )
 
 
 def triangle(x: float, y: float) -> str:
