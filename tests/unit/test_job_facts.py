@@ -9,11 +9,11 @@ import pytest
 from tests.fakes.proc import FakeProc
 
 from gpuflight.collectors.base import Batch
-from gpuflight.collectors.job_facts import NOTHING, job_facts
 from gpuflight.collectors.process_facts import NO_RIGHT
 from gpuflight.collectors.ranks import Ranks
 from gpuflight.graph import nodes
 from gpuflight.redaction import redact_environ
+from gpuflight.sources.job_environment import NOTHING, job_facts
 
 TORCHRUN = {
     "RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "MASTER_ADDR": "node-1", "MASTER_PORT": "29500",

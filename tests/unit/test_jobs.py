@@ -98,6 +98,17 @@ def test_jobs_are_apart_and_those_without_a_name_are_none() -> None:
     assert [(job.name, len(job)) for job in jobs_in(rank(0), rank(0, 7, job="k"), nameless)] == [("j", 1), ("k", 1)]
 
 
+@pytest.mark.parametrize("said", [{"rank": "x"}, {"rank": None}, {"rank": 2.5}, {"rank": [1]}])
+def test_what_others_say_that_is_no_rank_is_none(said: dict[str, Any]) -> None:
+    (job,) = jobs_in(rank(0), rank(1, ns=FAR, **said))
+    assert list(job.ranks) == [0]
+
+
+def test_sizes_that_nobody_has_cost_nothing() -> None:
+    (job,) = jobs_in(rank(0, world_size=1 << 60), rank(1, world_size="many"))
+    assert len(job.missing) < 1 << 21 and job.seen().startswith("2 of ")
+
+
 @pytest.mark.parametrize(("numbers", "text"), [([], ""), ([3], "3"), ([0, 1, 2, 5], "0-2, 5"), ([7, 6], "6-7")])
 def test_numbers_of_ranks_read_well(numbers: list[int], text: str) -> None:
     assert ranges(numbers) == text

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.rule_scenes import Player, Scene, steady
+from tests.unit.recorder_rig import recording
+from tests.unit.rule_cases.jobs import arriving
 
+from gpuflight.bottlenecks.base import Rule
+from gpuflight.bottlenecks.engine import Engine
 from gpuflight.collectors.session_communication import add_communication, communication_attributes
 from gpuflight.collectors.session_metrics import Values
 from gpuflight.events.activity.communication import MARKS, MARKS_NS
@@ -13,6 +19,10 @@ from gpuflight.events.activity.session import Activity
 from gpuflight.events.activity.summary import Summary
 from gpuflight.events.arrays import numpy
 from gpuflight.events.batch import Batch
+from gpuflight.events.files import SessionReader, find_sessions
+from gpuflight.events.ledger import Ledger
+from gpuflight.graph import nodes
+from gpuflight.registry import plugins
 
 BEGAN = 1_700_000_000 * 10**9
 NAMES = {
@@ -141,3 +151,42 @@ def test_what_was_lost_leaves_collectives_without_numbers() -> None:
     values = Values()
     assert "collective_marks" not in communication_attributes(summary, values)
     assert "cannot be numbered" in values.unknown["collective_marks"]
+
+
+def test_a_recorded_session_tells_which_rank_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that ranks can be compared when their processes are long over."""
+    for name, value in {"RANK": "5", "WORLD_SIZE": "8", "MASTER_ADDR": "node-1", "SECRET_TOKEN": "x"}.items():
+        monkeypatch.setenv(name, value)
+    with recording(tmp_path):
+        pass
+    (found,) = find_sessions(str(tmp_path))
+    activity = Activity(found.session_id)
+    for batch in SessionReader(found, Ledger()):
+        activity.add(batch)
+    told = activity.summary(most_kernels=1, most_scopes=1, most_streams=1).job
+    assert told == {"rank": 5, "world_size": 8, "job": "torchrun node-1", "job_launcher": "torchrun"}
+
+
+def test_recorded_ranks_of_several_hosts_cannot_be_put_on_one_clock() -> None:
+    def ranks(*hosts: str) -> Scene:
+        told = arriving(5, 4.0, offset_s=0.0)
+        return steady(
+            nodes.Host(hostname="h"),
+            *(
+                nodes.Session(
+                    session_id=f"s{rank}",
+                    attributes={
+                        "rank": rank, "world_size": 8, "job": "j", "hostname": hosts[rank % len(hosts)],
+                        "collective_marks": told(1, rank),
+                    },
+                )
+                for rank in range(8)
+            ),
+            seconds=60,
+        )  # fmt: skip
+
+    for hosts, expected in ((("a",), 1), (("a", "b"), 0)):
+        engine = Engine([plugins(Rule)["arrival_skew"]()])
+        assert len(Player(engine).play(ranks(*hosts))[-1].findings) == expected
+        reasons = list(engine.survey()[0].unknown)
+        assert reasons == ([] if expected else ["how the clocks of a, b differed when this was recorded is not known"])

@@ -20,6 +20,10 @@ RELATIONS = (edges.Own, edges.Access)
 """What a rule that asks for jobs declares as ``members`` and among its ``relations``; it needs Session and Host too."""
 
 
+_MOST_RANKS = 1 << 17
+"""Of a job; a log or another instance may say anything."""
+
+
 class Rank(Struct):
     """One rank. ``element``: its process, or its session if the process is not in the picture."""
 
@@ -76,7 +80,7 @@ class Job(Struct):
     @property
     def missing(self) -> list[int]:
         """Ranks that are not seen; empty where nobody says how many there are."""
-        return [number for number in range(self.world_size or 0) if number not in self.ranks]
+        return [number for number in range(min(self.world_size or 0, _MOST_RANKS)) if number not in self.ranks]
 
     def seen(self) -> str:
         """``all 8 ranks``, ``3 of 8 ranks (not 3-7)``, for messages."""
@@ -109,9 +113,9 @@ def _gather(window: Window) -> list[Job]:
     found: dict[str, Job] = {}
     old = {host.ns for host in window.all(nodes.Host) if host.ns and host.attributes.get("stale")}
     members = window.members(nodes.Process, "rank")
-    pids = {(process.ns, process.pid): process for process in members}
+    pids: dict[tuple[str, object], nodes.Process] = {(process.ns, process.pid): process for process in members}
     for process in sorted(members, key=lambda each: (each.ns, each.start, each.pid)):
-        parent = pids.get((process.ns, int(process.attributes.get("ppid") or 0)))
+        parent = pids.get((process.ns, process.attributes.get("ppid")))
         if parent is not None and parent.attributes["rank"] == process.attributes["rank"]:
             continue  # it forked: a loader, a helper
         _add(found, process, old)
@@ -132,13 +136,13 @@ def _gather(window: Window) -> list[Job]:
 
 
 def _add(found: dict[str, Job], entity: Entity, old: set[str]) -> None:
-    name, number = entity.attributes.get("job"), int(entity.attributes["rank"])
-    if not name:
+    name, number = entity.attributes.get("job"), entity.attributes["rank"]
+    if not name or type(number) is not int:  # another instance, or a log, may say anything
         return
     job = found.setdefault(str(name), Job(str(name)))
     size = entity.attributes.get("world_size")
-    if size is not None:
-        job.world_size = max(job.world_size or 0, int(size))
+    if type(size) is int and number < size:
+        job.world_size = max(job.world_size or 0, size)
     if entity.ns in old:
         if entity.ns not in job.stale:
             job.stale.append(entity.ns)

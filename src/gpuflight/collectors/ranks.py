@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from gpuflight.collectors.base import Batch, Collector
-from gpuflight.collectors.job_facts import JobFacts, JobReader
+from gpuflight.collectors.job_facts import JobReader
 from gpuflight.collectors.process_tree import ACCELERATORS
 from gpuflight.graph import nodes
+from gpuflight.sources.job_environment import JobFacts
 
 if TYPE_CHECKING:
     from gpuflight.sources.world import World

@@ -13,8 +13,8 @@ from typing import Any
 
 from gpuflight.collectors.base import Batch
 from gpuflight.collectors.rates import FIRST_READING
-from gpuflight.collectors.session_kernels import add_launch_shape, most_launched
 from gpuflight.collectors.session_communication import communication_attributes
+from gpuflight.collectors.session_kernels import add_launch_shape, most_launched
 from gpuflight.collectors.session_metrics import Values, session_metrics
 from gpuflight.collectors.session_names import shown_name
 from gpuflight.collectors.session_rates import Pace
@@ -117,6 +117,7 @@ def _add_session(batch: Batch, one: Shown, host: nodes.Host) -> None:
     if summary.synthetic is not None:
         attributes["kernel_times"] = "synthetic: of launches, not of the GPU" if summary.synthetic else "of the GPU"
     attributes.update(communication_attributes(summary, values))
+    attributes.update(summary.job)
     if summary.partial:
         attributes["partial"] = True
     if one.process is None:

@@ -142,6 +142,9 @@ def _arrivals(job: Job, clocks: Clocks, least: int) -> list[Arrival]:
         why = (session.unknown or {}).get("collective_marks") if session is not None else None
         raise Unknown(f"the times of collectives are told by {len(marks)} ranks: {why or 'not measured here'}")
     common = set.intersection(*(set(told_of) for told_of in marks.values()))
+    hosts = {str(rank.element.attributes.get("hostname")) for rank in job if rank.number in marks and not rank.process}
+    if len(hosts) > 1:
+        raise Unknown(f"how the clocks of {', '.join(sorted(hosts))} differed when this was recorded is not known")
     offsets = {number: 1e9 * clocks.offset_s(job.ranks[number].ns)[0] for number in marks}
     found: list[Arrival] = []
     for number in sorted(common):

@@ -24,6 +24,7 @@ from gpuflight.events.aggregate import KernelGroup, KernelTable
 from gpuflight.events.batch import Batch
 from gpuflight.events.names import Names
 from gpuflight.events.tables import COPY_KINDS, SYNC_TYPES, TABLES
+from gpuflight.sources.job_environment import FACTS
 
 _SYNTHETIC = "launch_callbacks_synthetic"
 
@@ -144,6 +145,12 @@ class Activity:
         now.app = without_secrets(row.get("app") or now.app)
         now.hostname = row.get("hostname") or now.hostname
         now.pid = row.get("pid", now.pid)
+        for name in FACTS:
+            told = (batch.extra or {}).get(name, [None])[-1]
+            if name in ("job", "job_launcher") and isinstance(told, str):
+                now.job[name] = without_secrets(told)
+            elif name not in ("job", "job_launcher") and type(told) is int and 0 <= told < 1 << 31:
+                now.job[name] = told
         now.kind, now.engine = row.get("session_kind") or now.kind, row.get("profiling_engine") or now.engine
         now.run_id, now.segment_index = row.get("run_id") or now.run_id, row.get("segment_index", now.segment_index)
         if batch.clock == "wall" and "time_ns" in row:

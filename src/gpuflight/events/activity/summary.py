@@ -129,6 +129,7 @@ class Summary(msgspec.Struct, kw_only=True):
     ``synthetic``: kernel times are those of launches (True), of the GPU (False), or not said (None). ``busy_ns``: some
     kernel ran. ``device_latest_ns``, ``host_latest_ns``: up to when kernels and copies, and waits, are told.
     ``kernels`` and ``scopes`` are the longest; ``kernels_count`` and ``scopes_count`` say how many there are.
+    ``job``: which rank of which job the program is, where its recorder tells (``sources.job_environment``).
     ``work``: how what it does comes about. ``uid``: who owns its log. ``partial``: earlier lines of it were read and
     forgotten again.
     """
@@ -169,6 +170,7 @@ class Summary(msgspec.Struct, kw_only=True):
     scopes_count: int = 0
     graph_launches: int | None = None
     communication: CommunicationSum | None = None
+    job: dict[str, str | int] = msgspec.field(default_factory=dict)
     work: WorkSum | None = None
     events: int = 0
     losses: int = 0

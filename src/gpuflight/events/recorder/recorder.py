@@ -25,6 +25,7 @@ from gpuflight.events.recorder.ranges import Ranges
 from gpuflight.events.recorder.stacks import Stacks
 from gpuflight.events.recorder.translate import Translator
 from gpuflight.events.recorder.window import Window
+from gpuflight.sources.job_environment import job_facts
 
 log = logging.getLogger("gpuflight.recorder")
 
@@ -133,6 +134,7 @@ class Recorder:
                 "rocm_static_devices": [],
                 "session_kind": "trace",
                 "profiling_engine": ENGINE,
+                **job_facts(os.environ, socket.gethostname()).attributes,
             },
         )
         writer.flush(sync=False)
