@@ -73,7 +73,7 @@ def two_hosts() -> LoadedGraph:
     from gpuflight.graph.load import parse_graph
 
     text = vis_scenes.h100().model_dump_json()
-    for old, new in ((b"10.0.0.5", b"10.0.0.6"), (b"dgx-01", b"dgx-02"), (b"10.0.0.6:4", b"10.0.0.66:4")):
+    for old, new in ((b"10.0.0.6", b"10.0.0.9"), (b"10.0.0.5", b"10.0.0.6"), (b"dgx-01", b"dgx-02")):
         text = text.replace(old, new)
     there = parse_graph(text).graph
     rank = "Process(pid=4100,start=4200)"

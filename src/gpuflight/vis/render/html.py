@@ -22,7 +22,17 @@ from gpuflight.vis.model import LayoutGraph
 from gpuflight.vis.render.payload import payload
 from gpuflight.vis.text import clean
 
-SCRIPTS = ("format.js", "model.js", "palette.js", "edges.js", "draw.js", "panel.js", "search.js", "viewer.js")
+SCRIPTS = (
+    "format.js",
+    "model.js",
+    "palette.js",
+    "edges.js",
+    "draw.js",
+    "panel.js",
+    "search.js",
+    "view.js",
+    "viewer.js",
+)
 """The viewer itself, the same here and on the live page of a server."""
 PLAIN_MAX_BYTES = 256 * 1024
 """Data up to here is written as plain JSON that a person can read and a tool can grep; larger data is deflated."""
@@ -87,7 +97,7 @@ def _encode(data: dict[str, Any]) -> tuple[str, str]:
     """JSON that cannot end its own ``<script>`` element, deflated and in base64 when large."""
     plain = msgspec.json.encode(data)
     if len(plain) > PLAIN_MAX_BYTES:
-        return "deflate", base64.b64encode(zlib.compress(plain, 6)).decode()
+        return "deflate", base64.b64encode(zlib.compress(plain, 2)).decode()
     safe = plain.replace(b"<", b"\\u003c").replace(b">", b"\\u003e").replace(b"&", b"\\u0026")
     return "json", safe.decode()
 
