@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO
 
@@ -19,6 +19,7 @@ from gpuflight.errors import GpuflightError, InputError
 if TYPE_CHECKING:
     from gpuflight.graph.load import LoadedGraph
     from gpuflight.vis.choose import Choice
+    from gpuflight.vis.sessions import SessionPicture
 
 GRAPH_FILE = "graph.json"
 SAY_FROM_NODES = 3000
@@ -26,14 +27,16 @@ SAY_FROM_NODES = 3000
 
 _EPILOG = """\
 INPUT is a graph.json, a run folder, a stream of rounds (its last one), a recording (*.tar.zst), a graph of
-witty-profiler, or a server: http://HOST:PORT, https://HOST:PORT, unix:PATH. Several become one picture: graphs of one
-machine are laid over each other, other machines stand beside it, with the connections between them.
+witty-profiler, GPU sessions (a folder of their logs, an event store, an SQLite export of Nsight Systems), or a server:
+http://HOST:PORT, https://HOST:PORT, unix:PATH. Several become one picture: graphs of one machine are laid over each
+other, other machines stand beside it, with the connections between them.
 
 examples:
   gpuflight-vis graph.json
   gpuflight-vis run-folder -of html -o picture.html --focus gpu:0 --depth 2
   gpuflight-vis graph.json --kinds Host,GPU,Process --min-metric 'cpu_pct>10' -o busy.html
   gpuflight-vis after --diff before -o changes.html
+  gpuflight-vis session-logs --layout-engine timeline -of svg -o session.svg
 
 exit codes: 0 written, 1 the output cannot be written or a server failed, 2 an input or an argument cannot be used"""
 
@@ -122,10 +125,8 @@ def run(arguments: argparse.Namespace) -> tuple[Path, int]:
     Raises InputError for what cannot be used, an output that exists without ``--force`` included; OSError when the
     output cannot be written. Nothing is left half-written.
     """
-    from gpuflight.cli import vis_inputs
     from gpuflight.registry import get
     from gpuflight.vis.base import Layout, Renderer
-    from gpuflight.vis.choose import Choice
 
     layout = get(Layout, arguments.layout_engine)()
     renderer = get(Renderer, arguments.format)()
@@ -136,13 +137,22 @@ def run(arguments: argparse.Namespace) -> tuple[Path, int]:
         raise InputError(f"{target} is a folder; name a file with -o")
     if target.exists() and not arguments.force:
         raise InputError(f"{target} exists; --force overwrites it")
-    loaded = [vis_inputs.load_input(name, arguments) for name in arguments.input]
+    with contextlib.ExitStack() as stack:
+        return target, _draw(stack, target, layout, renderer, arguments)
+
+
+def _draw(stack: contextlib.ExitStack, target: Path, layout: Any, renderer: Any, arguments: argparse.Namespace) -> int:
+    from gpuflight.cli import vis_inputs
+    from gpuflight.vis.choose import Choice
+
+    sessions: list[SessionPicture] = []
+    loaded = [vis_inputs.load_any(name, arguments, stack, sessions) for name in arguments.input]
     one = vis_inputs.merge_inputs(loaded, arguments.input)
     if arguments.findings is not None:
         one.findings = vis_inputs.read_findings(arguments.findings)
     before = vis_inputs.load_input(arguments.diff, arguments) if arguments.diff is not None else None
     choice = Choice(arguments.focus, arguments.depth, arguments.kinds, arguments.min_metric)
-    return target, _write(one, target, layout, renderer, choice, before, arguments)
+    return _write(one, target, layout, renderer, choice, before, sessions, arguments)
 
 
 def _write(
@@ -152,10 +162,12 @@ def _write(
     renderer: Any,
     choice: Choice,
     before: LoadedGraph | None,
+    sessions: Sequence[SessionPicture],
     arguments: argparse.Namespace,
 ) -> int:
     from gpuflight.vis.loaded import layout_options
     from gpuflight.vis.picture import make_picture
+    from gpuflight.vis.sessions import with_sessions
 
     def tell(step: str) -> None:
         if len(loaded.graph.nodes) >= SAY_FROM_NODES:
@@ -164,7 +176,7 @@ def _write(
     tell(f"placing {len(loaded.graph.nodes):,} entities and {len(loaded.graph.edges):,} edges ({layout.name})")
     picture = make_picture(
         loaded.graph,
-        layout_options(loaded, arguments.title),
+        with_sessions(layout_options(loaded, arguments.title), sessions),
         layout,
         choice=choice,
         before=before.graph if before is not None else None,
@@ -192,7 +204,9 @@ def _target(arguments: argparse.Namespace, suffix: str) -> Path:
         raise InputError(f"{first}: name the file to write with -o")
     path = Path(first)
     if path.is_dir():
-        path = path / GRAPH_FILE
+        from gpuflight.vis.sessions import is_session_input
+
+        path = path / ("session" if is_session_input(first) else GRAPH_FILE)
     if path.suffix in (".zst", ".gz"):
         path = path.with_suffix("")
     target = path.with_suffix(suffix)

@@ -7,13 +7,17 @@ import json
 import os
 import sys
 from collections.abc import Sequence
-from typing import Any
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from gpuflight.errors import InputError
 from gpuflight.graph import Graph
 from gpuflight.graph.load import LoadedGraph, parse_graph
+
+if TYPE_CHECKING:
+    from gpuflight.vis.sessions import SessionPicture
 
 _URL = ("http://", "https://", "unix:")
 _GRAPH_PATH = "/api/v1/graph"
@@ -34,6 +38,17 @@ def load_input(text: str, arguments: argparse.Namespace) -> LoadedGraph:
         return load_replay_or_graph(text)
     except FileNotFoundError:
         raise InputError(f"{text}: no such file or folder") from None
+
+
+def load_any(text: str, arguments: argparse.Namespace, stack: ExitStack, sessions: list[SessionPicture]) -> LoadedGraph:
+    """One INPUT, which may also be GPU sessions: these stay open in ``stack`` and are added to ``sessions``."""
+    from gpuflight.vis.sessions import is_session_input, load_session_picture
+
+    if is_url(text) or not is_session_input(text):
+        return load_input(text, arguments)
+    picture = stack.enter_context(load_session_picture(text))
+    sessions.append(picture)
+    return LoadedGraph(graph=picture.graph)
 
 
 def _from_server(url: str, arguments: argparse.Namespace) -> LoadedGraph:

@@ -39,10 +39,19 @@ class SessionPicture(msgspec.Struct):
     timelines: list[Timeline]
     notes: list[str]
 
-    def options(self, title: str = "") -> LayoutOptions:
-        """Options to draw it with."""
-        label = self.timelines[0].label if len(self.timelines) == 1 else f"{len(self.timelines)} GPU sessions"
-        return LayoutOptions(title=title or label, notes=list(self.notes), timelines=self.timelines)
+
+def with_sessions(options: LayoutOptions, pictures: Sequence[SessionPicture]) -> LayoutOptions:
+    """Options that also draw the timelines of sessions; without a title they give one."""
+    if not pictures:
+        return options
+    timelines = [timeline for picture in pictures for timeline in picture.timelines]
+    label = timelines[0].label if len(timelines) == 1 else f"{len(timelines)} GPU sessions"
+    return msgspec.structs.replace(
+        options,
+        title=options.title or label,
+        notes=[*options.notes, *(note for picture in pictures for note in picture.notes)],
+        timelines=[*options.timelines, *timelines],
+    )
 
 
 def is_session_input(path: str) -> bool:

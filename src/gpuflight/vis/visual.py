@@ -117,6 +117,7 @@ SLICES: dict[str, tuple[str, str, str]] = {
 }
 for _kind, _, _ in SLICES.values():
     GLYPHS[_kind] = "M2 5h12v6H2z"
+GLYPHS["Tick"] = "M8 2.5v11 M5 2.5h6"
 GLYPHS["Timeline"] = "M2 3.5h7v3H2z M6 9.5h8v3H6z"
 
 QUIET_KINDS = frozenset(

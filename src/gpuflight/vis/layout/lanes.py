@@ -206,7 +206,7 @@ def _ticks(canvas: Canvas, span: tuple[int, int], left: float, y: float) -> list
     step = next(base * 10**power for power in range(19) for base in (1, 2, 5) if total / (base * 10**power) <= _TICKS)
     found = []
     for at in range(0, total + 1, step):
-        tick = canvas.ours("Tick", _time(at) if at else "0", "group", left + at * WIDTH / total, y, 60.0, 16.0)
+        tick = canvas.ours("Tick", _time(at) if at else "0", "group", left + at * WIDTH / total, y, 76.0, 16.0)
         if tick.x + 30 <= left + WIDTH or not at:
             found.append(tick)
     return found

@@ -120,6 +120,8 @@ class Painter {
     if (box.role === "frame" && !box.folded) {
       if (box.group >= 0) { this.frame(box); g.globalAlpha = this.alphaOf(box); }
       this.words(box, 9 * s, true);
+    } else if (box.synthetic && box.kind.endsWith("Slice")) {
+      this.slice(box);
     } else if ((box.h / s < 22 ? 10.5 : 12) * s * k < READABLE) { // one of many in a group, or all is far away
       this.shape(box, 5);
       g.fillStyle = box.group >= 0 || box.h * k > 14 ? p.speck[box.category] : p.track[box.category];
@@ -152,6 +154,19 @@ class Painter {
     if (box.change && box.h * k > 3) this.changed(box);
     if (box.severity && box.h * k > 4) this.badge(box);
     g.globalAlpha = 1;
+  }
+
+  /* A bar of a timeline; one that stands for many is filled as far as they were busy. */
+  slice(box) {
+    const g = this.context, p = this.palette, k = this.view.k, { busy_ms: busy, duration_ms: taken } = box.metrics;
+    const part = busy === undefined || !taken || box.w * k < 6 ? 1 : Math.min(1, Math.max(0.1, busy / taken));
+    g.fillStyle = p.track[box.category];
+    g.fillRect(box.x, box.y, box.w, box.h);
+    g.fillStyle = box.w * k < 6 ? p.category[box.category] : p.speck[box.category];
+    g.fillRect(box.x, box.y + box.h * (1 - part), Math.max(box.w, 0.7 / k), box.h * part);
+    if (10 * k < READABLE || box.w * k < 24) return;
+    g.textBaseline = "middle"; g.textAlign = "left"; g.fillStyle = p.ink;
+    this.text(box, "label", box.label, box.x + 3, box.y + box.h / 2 + 0.5, box.w - 6, 10, 400);
   }
 
   /* Glyph, label, lines and bars of a box. */
