@@ -183,7 +183,8 @@ def bench_gephi(count: int) -> None:
     whole, placing = statistics.median(cold_whole), statistics.median(cold)
     ratio, overlaps = quality(middles(picture, count), pairs)
     print(
-        f"gephi            {whole:.2f} s CPU whole, {placing:.2f} s placing; edge length {ratio:.4f}, {overlaps:,} overlaps"
+        f"gephi            {whole:.2f} s CPU whole, {placing:.2f} s placing; edge length {ratio:.4f},"
+        f" {overlaps:,} overlaps"
     )
     print(f"                 {picture.width:,.0f} × {picture.height:,.0f}: 1:{picture.height / picture.width:.2f}")
     changed = changed_graph(graph, count)

@@ -43,7 +43,19 @@ class Wired(Protocol):
 class Bundle:
     """One line to be drawn, and the links it stands for."""
 
-    __slots__ = ("amount", "backward", "first", "forward", "inner", "links", "medium", "points", "second", "things", "weight")
+    __slots__ = (
+        "amount",
+        "backward",
+        "first",
+        "forward",
+        "inner",
+        "links",
+        "medium",
+        "points",
+        "second",
+        "things",
+        "weight",
+    )
 
     def __init__(self, first: Item, second: Item, medium: str) -> None:
         self.first = first
@@ -208,17 +220,22 @@ def _says_nesting(outer: Item, inner: Item, medium: str) -> bool:
 
 
 def _link(edge: Edge, kind: str, medium: str) -> Link:
-    return Link(
+    link = Link(
         source=edge.source,
         target=edge.target,
         kind=kind,
         category=edge.category,
         medium=medium,
         directed=edge.directed,
-        attributes=plain_dict(edge.attributes),
-        metrics=plain_dict(edge.metrics),
-        unknown=edge.unknown or {},
     )
+    # most say nothing: each call spared counts, there is one link for every edge
+    if edge.attributes:
+        link.attributes = plain_dict(edge.attributes)
+    if edge.metrics:
+        link.metrics = plain_dict(edge.metrics)
+    if edge.unknown:
+        link.unknown = edge.unknown
+    return link
 
 
 def _amount(metrics: list[dict[str, Any]]) -> tuple[str, float] | None:

@@ -17,6 +17,7 @@ from gpuflight.vis.layout.tree import Forest
 from gpuflight.vis.model import LayoutGraph
 from gpuflight.vis.text import plural
 
+_FOLDS_END = "; each says how many, and why"
 _WORK_RULE = "the picture of the hardware leaves work, memory and connections aside"
 
 
@@ -31,6 +32,7 @@ class FabricLayout(Layout):
         forest = folded(graph, options)
         _fold_work(forest)
         _nest_sockets(forest)
+        _say_folds(forest)
         root = forest.root
         set_depths(root)
         bundles = Bundles(forest, kinds=_FABRIC)
@@ -83,6 +85,15 @@ def _fold_work(forest: Forest) -> None:
         for item in flat:
             group.adopt(item)
         box.adopt(group)
+
+
+def _say_folds(forest: Forest) -> None:
+    """How much is folded, now that work is in one box and not in groups of its own."""
+    groups = [item for item in walk(forest.root) if item.folds]
+    inside = sum(1 for group in groups for item in walk(group) if item.entity is not None)
+    forest.notes = [note for note in forest.notes if not note.endswith(_FOLDS_END)]
+    if groups:
+        forest.notes.append(f"{plural(inside, 'entity')} folded into {plural(len(groups), 'group')}{_FOLDS_END}")
 
 
 def _in_group(item: Item) -> bool:

@@ -50,6 +50,11 @@ class Flat:
                 item.depth = 1
         for members in groups:
             self._group(members)
+        if groups:
+            self.notes.append(
+                f"{plural(len(grouped), 'entity')} folded into {plural(len(groups), 'group')}; each says how many, and"
+                " why"
+            )
 
     def fresh_id(self, wanted: str) -> str:
         """An id for a box of ours that no entity has."""

@@ -38,8 +38,15 @@ def _name_key(item: Item) -> tuple[tuple[int, int, str], ...]:
 def order(root: Item, bundles: Iterable[Bundle]) -> None:
     """Sort the children of every box: first by kind and name, then by where their other ends are."""
     everything = walk(root)
+    small: set[Item] = set()  # stands in a group: no line ends there, and it is too small to be looked for by name
+    for outer in everything:
+        if outer.folds or outer in small:
+            small.update(outer.children)
     boxes = [item for item in everything if len(item.children) > 1]
     for box in boxes:
+        if box in small:
+            box.children.sort(key=lambda item: (item.folds, item.kind, len(item.label), item.label, item.id))
+            continue
         box.children.sort(key=lambda item: (item.folds, _kind_rank(item), _name_key(item), len(item.id), item.id))
     pulls: dict[Item, list[Item]] = defaultdict(list)
     for bundle in bundles:
@@ -55,14 +62,28 @@ def order(root: Item, bundles: Iterable[Bundle]) -> None:
     movable = [
         box
         for box in boxes
-        if not box.folds and nearest(box, _GROUND) is None and any(child in pulls for child in box.children)
+        if not box.folds
+        and box not in small
+        and nearest(box, _GROUND) is None
+        and any(child in pulls for child in box.children)
     ]
     for _ in range(SWEEPS):
-        for position, item in enumerate(walk(root)):
-            item.order = float(position)
+        _number(root)
         for box in movable:
             weights: dict[int, float] = {}
             for child in box.children:
                 ends = pulls.get(child)
                 weights[id(child)] = sum(end.order for end in ends) / len(ends) if ends else child.order
             box.children.sort(key=lambda item: (item.kind == "Hardware", item.folds, weights[id(item)]))
+
+
+def _number(root: Item) -> None:
+    """Number all at which lines end, parents first: what stands in a group is not among them."""
+    position = 0.0
+    stack = [root]
+    while stack:
+        item = stack.pop()
+        item.order = position
+        position += 1.0
+        if not item.folds:
+            stack.extend(item.children[::-1])

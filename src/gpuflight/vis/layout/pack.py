@@ -56,13 +56,18 @@ def _size_leaf(item: Item) -> None:
 
 def pack_inside(box: Item) -> None:
     """Set the size of ``box`` and of all in it, children before parents, and their places within it."""
-    for item in reversed(walk(box)):
+    everything = walk(box)
+    small: set[Item] = set()  # stands in a group, so any fair place will do
+    for item in everything:
+        if item.folds or item in small:
+            small.update(item.children)
+    for item in reversed(everything):
         if not item.children:
             _size_leaf(item)
         elif item.folds:
             _size_group(item)
         else:
-            _size_frame(item)
+            _size_frame(item, item in small)
 
 
 def _size_group(item: Item) -> None:
@@ -93,7 +98,7 @@ def _size_group(item: Item) -> None:
     item.rows = []
 
 
-def _size_frame(item: Item) -> None:
+def _size_frame(item: Item, small: bool) -> None:
     lines = LINE * (len(item.lines) + len(item.bars))
     item.role = "frame"
     item.header = 26 + lines
@@ -113,6 +118,9 @@ def _size_frame(item: Item) -> None:
     hardware = next((child for child in item.children if child.kind == "Hardware"), None)
     if hardware is not None and len(item.children) > 1:
         inner_w, inner_h = _pack_host(item, hardware, children, target)
+    elif small:
+        widest = max(child.w for child in item.children)
+        inner_w, inner_h = _place_bands(item, children, max(target, widest), _gap(item))
     else:
         inner_w, inner_h = _pack_rows(item, children, target, _gap(item), ratio)
     item.w = max(least, inner_w + 2 * PAD)
@@ -226,6 +234,8 @@ def _pack_rows(
             cost = w * h * (1 + 0.7 * abs(math.log(ratio / aim))) * _rows_penalty(option)
             if cost < best[0] - 1e-6:
                 best = (cost, candidate, option)
+            if len(item.rows) == len(option):
+                break  # nothing wraps: wider is the same
     return _place_bands(item, best[2], best[1], gap)
 
 

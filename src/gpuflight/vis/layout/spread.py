@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 ROUNDS = 60
 ROUNDS_LOOSE = 16
 STRETCH_EVERY = 12  # rounds that did not suffice: everything a little further apart
-STRETCH = 1.12
+STRETCH = 1.1  # at least; more where many lie on each other
 BIG_MAX = 48
 
 
@@ -69,7 +69,7 @@ def apart(places: Floats, halves: Floats, gap: float = 6.0, loose: Floats | None
             shift -= np.bincount(first, part * share[first] / total[mine], len(places))
             places[:, axis] += shift
         if at % STRETCH_EVERY == 0 and loose is None and len(one) > len(places) // 100:
-            places = places * STRETCH
+            places = places * (STRETCH + min(0.5, 0.15 * len(one) / len(places)))
     return places
 
 
