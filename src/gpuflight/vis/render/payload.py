@@ -5,7 +5,9 @@ The live page will hand the same data to the same viewer, so this module knows n
 
 from __future__ import annotations
 
+import gc
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -21,27 +23,37 @@ BOX_COLUMNS = (
 )  # fmt: skip
 ROLES = ("frame", "card", "chip", "group")
 CHANGES = ("", "added", "removed", "changed")
+NOTHING: list[Any] = []
+"""What most boxes have: one list instead of one each, which the garbage collector would look at again and again."""
 QUIET_MEDIA = ("placement", "attribute")
 """Media that the viewer leaves out until the reader asks for them."""
 
 
-class _Table:
-    """Texts numbered in the order of their first use."""
+class _Table(dict[str, int]):
+    """Texts numbered in the order of their first use: ``table[text]``."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.texts: list[str] = []
-        self._index: dict[str, int] = {}
 
-    def of(self, text: str) -> int:
-        index = self._index.get(text)
-        if index is None:
-            index = self._index[text] = len(self.texts)
-            self.texts.append(clean(text, LABEL_LIMIT))
-        return index
+    def __missing__(self, text: str) -> int:
+        number = self[text] = len(self.texts)
+        self.texts.append(clean(text, LABEL_LIMIT))
+        return number
 
 
 def payload(layout: LayoutGraph) -> dict[str, Any]:
     """Everything the viewer needs, as JSON-ready data."""
+    collecting = gc.isenabled()
+    gc.disable()  # many lists and no cycles: half of the time would go into looking at them
+    try:
+        return _payload(layout)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _payload(layout: LayoutGraph) -> dict[str, Any]:
     words = _Table()
     boxes, index = _boxes(layout, words)
     edge_index: dict[str, int] = {}
@@ -89,50 +101,64 @@ def time_text(time_ns: int) -> str:
 
 def _boxes(layout: LayoutGraph, words: _Table) -> tuple[dict[str, list[Any]], dict[str, int]]:
     """Boxes in columns, parents before children; -1 is the parent of the outermost."""
-    columns: dict[str, list[Any]] = {name: [] for name in BOX_COLUMNS}
+    rows: list[tuple[Any, ...]] = []  # in the order of BOX_COLUMNS: a tuple per box is a third of an append per column
+    places: list[float] = []
     index: dict[str, int] = {}
     roles = {role: number for number, role in enumerate(ROLES)}
+    changes = {change: number for number, change in enumerate(CHANGES)}
     stack: list[tuple[Box, int]] = [(box, -1) for box in reversed(layout.boxes)]
-    add = {name: column.append for name, column in columns.items()}
     while stack:
         box, parent = stack.pop()
         number = len(index)
         index[box.id] = number
-        add["id"](clean(box.id))
-        add["parent"](parent)
-        add["kind"](words.of(box.kind))
-        add["category"](words.of(box.category))
-        add["role"](roles[box.role])
-        columns["place"].extend((box.x, box.y, box.w, box.h))
-        add["scale"](box.scale)
-        add["header"](box.header)
-        label = clean(box.label, LABEL_LIMIT)
-        add["label"](label)
-        add["lines"]([clean(line, LABEL_LIMIT) for line in box.lines])
-        add["bars"]([[bar.label, round(bar.fraction, 4), bar.text] for bar in box.bars])
-        add["count"](box.count)
-        add["rule"](words.of(box.rule))
-        add["flags"]((1 if box.synthetic else 0) + (2 if box.missing else 0))
-        add["facts"](_facts(box.attributes, box.metrics, box.unknown, box.ns))
-        add["change"](CHANGES.index(box.change))
-        stack.extend((child, number) for child in reversed(box.children))
+        places += (box.x, box.y, box.w, box.h)
+        rows.append(
+            (
+                clean(box.id), parent, words[box.kind], words[box.category], roles[box.role], 0, box.scale, box.header,
+                clean(box.label, LABEL_LIMIT),
+                [clean(line, LABEL_LIMIT) for line in box.lines] if box.lines else NOTHING,
+                [[bar.label, round(bar.fraction, 4), bar.text] for bar in box.bars] if box.bars else NOTHING,
+                box.count, words[box.rule], box.synthetic + 2 * box.missing,
+                _facts(box.attributes, box.metrics, box.unknown, box.ns), changes[box.change],
+            )
+        )  # fmt: skip
+        if box.children:
+            stack += [(child, number) for child in reversed(box.children)]
+    columns = dict(zip(BOX_COLUMNS, map(list, zip(*rows, strict=True)), strict=False))
+    columns = {name: columns.get(name, []) for name in BOX_COLUMNS}
+    columns["place"] = places
     return columns, index
 
 
 def _facts(attributes: dict[str, Any], metrics: dict[str, Any], unknown: dict[str, str], ns: str = "") -> Any:
     """Attributes, metrics and reasons for what is unknown; 0 when there is nothing to say."""
-    if not attributes and not metrics and not unknown and not ns:
-        return 0
-    facts: list[Any] = [_cleaned(attributes), _cleaned(metrics), _cleaned(unknown)]
     if ns:
-        facts.append(clean(ns, LABEL_LIMIT))
-    while facts and not facts[-1]:
-        facts.pop()
-    return facts
+        return [_cleaned(attributes), _cleaned(metrics), _cleaned(unknown), clean(ns, LABEL_LIMIT)]
+    if unknown:
+        return [_cleaned(attributes), _cleaned(metrics), _cleaned(unknown)]
+    if metrics:
+        return [_cleaned(attributes), _cleaned(metrics)]
+    return [_cleaned(attributes)] if attributes else 0
+
+
+@lru_cache(maxsize=4096)
+def _name(name: str) -> str:
+    return clean(name, LABEL_LIMIT)
 
 
 def _cleaned(values: dict[str, Any]) -> dict[str, Any]:
-    return {clean(str(name), LABEL_LIMIT): _deep(value) for name, value in values.items()}
+    cleaned: dict[str, Any] = {}
+    for name, value in values.items():
+        kind = value.__class__
+        if kind is str:
+            value = clean(value)
+        elif kind is float:
+            if value - value != 0.0:  # not finite
+                value = str(value)
+        elif kind is not int or not -(2**53) <= value <= 2**53:
+            value = _deep(value)
+        cleaned[_name(name) if name.__class__ is str else _name(str(name))] = value
+    return cleaned
 
 
 def _deep(value: Any) -> Any:
@@ -146,24 +172,27 @@ def _deep(value: Any) -> Any:
 def _links(
     layout: LayoutGraph, index: dict[str, int], words: _Table, wanted: set[str], edge_index: dict[str, int]
 ) -> dict[str, list[Any]]:
-    columns: dict[str, list[Any]] = {
-        name: [] for name in ("ends", "kind", "medium", "directed", "route", "facts", "change")
-    }
-    ends, kinds, media = columns["ends"], columns["kind"], columns["medium"]
-    for number, link in enumerate(layout.links):
-        ends.append(index[link.source])
-        ends.append(index[link.target])
-        kinds.append(words.of(link.kind))
-        media.append(words.of(link.medium))
-        columns["directed"].append(1 if link.directed else 0)
-        columns["route"].append(link.route)
-        columns["facts"].append(_facts(link.attributes, link.metrics, link.unknown))
-        columns["change"].append(CHANGES.index(link.change))
-        if wanted:
+    links = layout.links
+    changes = {change: number for number, change in enumerate(CHANGES)}
+    if wanted:
+        for number, link in enumerate(links):
             edge_id = f"{link.kind}({link.source}->{link.target})"
             if edge_id in wanted:
                 edge_index[edge_id] = number
-    return columns
+    return {
+        "ends": [number for link in links for number in (index[link.source], index[link.target])],
+        "kind": [words[link.kind] for link in links],
+        "medium": [words[link.medium] for link in links],
+        "directed": [1 if link.directed else 0 for link in links],
+        "route": [link.route for link in links],
+        "facts": [
+            _facts(link.attributes, link.metrics, link.unknown)
+            if link.attributes or link.metrics or link.unknown
+            else 0
+            for link in links
+        ],
+        "change": [changes[link.change] for link in links],
+    }
 
 
 def _routes(layout: LayoutGraph, index: dict[str, int]) -> list[list[Any]]:
