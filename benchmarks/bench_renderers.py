@@ -8,7 +8,8 @@ A host of ``--nodes`` entities and twice as many edges, placed once by the defau
 * GEXF: networkx's ``write_gexf`` (1.3) of the same graph with the same attributes, places and colours, as read from our
   own file. Goal: at least 6 times as fast. Floor: the same bytes, already there, copied into memory.
 * HTML: PyVis's ``from_nx`` of the same graph of networkx with the same attributes (less those whose names it takes for
-  its own arguments), physics off, its libraries inside, as its documentation shows. Goal: at least 40 times as fast, and at most 2 MB.
+  its own arguments), physics off, its libraries inside, as its documentation shows. Goal: at least 40 times as fast,
+  and at most 2 MB.
 
 The other formats are timed beside these, without a goal.
 """
