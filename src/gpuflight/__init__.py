@@ -20,7 +20,8 @@ def __getattr__(name: str) -> object:
     if name in _RECORDER:
         from importlib import import_module
 
-        found: object = getattr(import_module(_RECORDER[name]), name)
+        with import_module("gpuflight.events.recorder.lifecycle").imports:  # the process may fork meanwhile
+            found: object = getattr(import_module(_RECORDER[name]), name)
         globals()[name] = found
         return found
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ pytest.importorskip("cupti")
 from tests.unit.recorder_rig import Read, until
 
 from gpuflight.events.files import find_sessions
+from gpuflight.events.recorder import lifecycle
 from gpuflight.events.recorder.control import Request, ask, find_recorders
 
 ROOT = Path(__file__).parents[2]
@@ -365,3 +367,78 @@ def test_gpuflight_itself_runs_in_a_recorded_tree(rig: Rig) -> None:
     """
     done = rig.run(program, "--quiet")
     assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
+def test_forks_while_other_threads_import_launch_and_write(rig: Rig) -> None:
+    """A child never waits for what a thread of its parent was in the middle of: an import, a write, a delivery."""
+    done = rig.run(
+        """
+        import os, threading, time
+        import cupti.cupti as played
+        import gpuflight
+
+        gpuflight.init(wait_for_cuda=False)
+        stop = threading.Event()
+
+        def work():
+            while not stop.is_set():
+                with gpuflight.scope("work"):
+                    for _ in range(100):
+                        played.launch("k")
+                played.deliver()
+
+        worker = threading.Thread(target=work)
+        worker.start()
+        for number in range(30):
+            child = os.fork()
+            if not child:
+                if number % 10 == 0:
+                    with gpuflight.scope("child"):
+                        pass
+                gpuflight.shutdown()
+                os._exit(0)
+            end = time.monotonic() + 5
+            while not (ended := os.waitpid(child, os.WNOHANG))[0]:
+                if time.monotonic() > end:
+                    os.kill(child, 9)
+                    stop.set()
+                    raise SystemExit(f"child {number} hangs")
+                time.sleep(0.001)
+            assert ended[1] == 0
+        stop.set()
+        worker.join()
+        """,
+        "--quiet",
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    sessions = rig.all()
+    assert len(sessions) == 4
+    assert not any(read.losses for read in sessions)
+
+
+def test_a_fork_waits_for_imports_of_other_threads_but_not_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
+    held, let_go = threading.Event(), threading.Event()
+
+    def importing() -> None:
+        with lifecycle.imports:
+            held.set()
+            let_go.wait(PATIENCE_S)
+
+    thread = threading.Thread(target=importing)
+    thread.start()
+    held.wait(PATIENCE_S)
+    monkeypatch.setattr(lifecycle, "_IMPORTS_S", 0.01)
+    lifecycle._before_fork()
+    lifecycle._after_fork()
+    let_go.set()
+    thread.join(PATIENCE_S)
+    lifecycle._before_fork()
+    assert lifecycle._holds_imports
+    other = threading.Thread(target=lambda: got.append(lifecycle.imports.acquire(blocking=False)))
+    got: list[bool] = []
+    other.start()
+    other.join(PATIENCE_S)
+    lifecycle._after_fork()
+    assert got == [False]
+    assert lifecycle.imports.acquire(blocking=False)
+    lifecycle.imports.release()

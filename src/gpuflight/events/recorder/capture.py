@@ -6,6 +6,8 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from gpuflight.events.format.matrix import prepare
+from gpuflight.events.recorder import lifecycle
 from gpuflight.events.recorder.binding import Binding, Unavailable, Why, load
 from gpuflight.events.recorder.clock import Anchor, Clock, anchor
 from gpuflight.events.recorder.intake import Intake
@@ -62,7 +64,9 @@ class Capture:
     def _start(self) -> None:
         binding = self._binding
         if binding is None:
-            binding = self._make()
+            with lifecycle.imports:
+                binding = self._make()
+                prepare()
             layouts = Layouts(binding.module)
             limits = (self._options.max_pending_bytes, self._options.buffer_bytes)
             self.intake = Intake(layouts, *limits, self._wake)

@@ -42,14 +42,20 @@ if TYPE_CHECKING:
 LATER = '"always":false'
 """In the options of processes that are recorded only when they use CUDA or scopes."""
 _LOOK_S = 0.1
+_IMPORTS_S = 2.0
 
 lock = threading.RLock()
+imports = threading.RLock()
+"""Held by whoever imports parts of the recorder, or what it needs, while another thread may fork: a child forked in the
+middle of an import waits for ever when it wants the same module, for a thread that it does not have. Taken after
+``lock`` by those who need both."""
 occupant: Occupant | None = None
 sleeper: Sleeper | None = None
 signals_in = -1
 """Numbers of signals come out of this descriptor, for whichever of our threads there is; -1: not in use."""
 _signals_out = -1
 _hooked = False
+_holds_imports = False
 _dying_of = 0
 
 
@@ -117,7 +123,8 @@ def wake() -> None:
         awoken, sleeper = sleeper, None
         if awoken is not None:
             awoken._end.set()
-            from gpuflight.events.recorder import process
+            with imports:
+                from gpuflight.events.recorder import process
 
             process.begin(awoken.options, forked=awoken.forked)
 
@@ -145,9 +152,11 @@ def hook() -> None:
 
 
 def _before_fork() -> None:
+    global _holds_imports
     lock.acquire()
     if sleeper is not None:
         sleeper.end()
+    _holds_imports = imports.acquire(timeout=_IMPORTS_S)  # not for ever: who forks may be in an import himself
     if occupant is not None:
         occupant.before_fork()
 
@@ -157,12 +166,14 @@ def _after_fork() -> None:
         occupant.after_fork()
     if sleeper is not None:
         sleeper.resume()
+    if _holds_imports:
+        imports.release()
     lock.release()
 
 
 def _in_child() -> None:
-    global lock, sleeper
-    lock = threading.RLock()
+    global lock, imports, sleeper
+    lock, imports = threading.RLock(), threading.RLock()
     before, sleeper = sleeper, None
     options, forked = before.options if before is not None else "", False
     try:

@@ -10,8 +10,9 @@ from typing import Any
 
 from gpuflight.errors import SourceUnavailable
 from gpuflight.events.format.writer import SessionWriter
+from gpuflight.events.recorder import lifecycle
 from gpuflight.events.recorder.clock import Clock
-from gpuflight.sources.nvml.library import Broken, Library, Lost, Refused
+from gpuflight.sources.nvml.library import Broken, Library, Lost, Refused, load_bindings
 
 _MIB = 1 << 20
 _WAITING = 1000
@@ -80,6 +81,8 @@ class Metrics:
 
     def _open(self) -> Library | None:
         try:
+            with lifecycle.imports:
+                load_bindings(self._nvml)
             return Library(self._nvml)
         except SourceUnavailable as error:
             self.why = str(error)
@@ -89,10 +92,10 @@ class Metrics:
 
     def look_at_host(self) -> None:
         """One reading of CPU and memory."""
-        try:
-            with open(f"{self._proc}/stat", encoding="ascii") as file:
+        try:  # an encoding that is there already: others are imported
+            with open(f"{self._proc}/stat", encoding="utf-8") as file:
                 ticks = [int(word) for word in file.readline().split()[1:9]]
-            with open(f"{self._proc}/meminfo", encoding="ascii") as file:
+            with open(f"{self._proc}/meminfo", encoding="utf-8") as file:
                 told = dict(line.split(":", 1) for line in file)
             total_kib, free_kib = (int(told[name].split()[0]) for name in ("MemTotal", "MemAvailable"))
         except (OSError, ValueError, KeyError, IndexError):

@@ -75,6 +75,7 @@ class Recorder:
         self._close_lock = threading.RLock()
         self._work = threading.RLock()
         self._closing_in: int | None = None
+        self._held_for_fork = False
         self._signals, self._on_signal = signals, on_signal
         self._told: Any = None
         self._told_devices: Any = None
@@ -199,10 +200,12 @@ class Recorder:
 
     def before_fork(self) -> None:
         if self._writer is not None and not self._closed.is_set():
+            self._held_for_fork = True
             self._writer.before_fork()
 
     def after_fork(self) -> None:
-        if self._writer is not None and not self._closed.is_set():
+        if self._writer is not None and self._held_for_fork:  # it may have been closed meanwhile
+            self._held_for_fork = False
             self._writer.after_fork()
 
     def forget_in_child(self) -> bool:
@@ -210,6 +213,7 @@ class Recorder:
         used = self.capture.ever_ran
         self._garbage.stop()
         if not self._closed.is_set():
+            self._closed = threading.Event()  # a thread of the parent may have been in the middle of the old one
             self._closed.set()
             if self._writer is not None:
                 self._writer.abandon_in_child()
