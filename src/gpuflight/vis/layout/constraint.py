@@ -116,6 +116,7 @@ def _add_placement(boxes: _Boxes, bundles: Bundles) -> None:
     it."""
     joined = {(bundle.first, bundle.second) for bundle in bundles.bundles.values()}
     wanted: dict[tuple[Item, Item], list[int]] = defaultdict(list)
+    by_set: dict[Item, list[int]] = defaultdict(list)
     for index, link in enumerate(bundles.links):
         if link.medium in ("placement", "fabric", "deploy"):
             one, two = boxes.of[link.source], boxes.of[link.target]
@@ -123,6 +124,12 @@ def _add_placement(boxes: _Boxes, bundles: Bundles) -> None:
                 wanted[two, one].append(index)
             elif boxes.above.get(two) is one:
                 wanted[one, two].append(index)
+        if link.kind == "Affinity" and boxes.of[link.source] is bundles.forest.items[link.source]:
+            by_set[boxes.of[link.source]].append(index)
+    for item, links in by_set.items():  # to a set of one node, which stands for that node
+        above = boxes.above.get(item)
+        if above is not None and above.kind == "Numa" and (above, item) not in wanted:
+            wanted[above, item] = links
     for (above, item), links in wanted.items():
         if (above, item) in joined or (item, above) in joined:
             continue

@@ -13,7 +13,9 @@ from gpuflight.vis.layout.item import Item
 GAP_X, GAP_Y = 20.0, 34.0
 LANE = 5.0
 SWEEPS = 6
-RATIO = 1.9
+REDUCED_MAX = 400
+RATIO = 1.9  # width to height, beyond which a layer is several rows
+WIDTH_MIN = 1600.0
 
 
 class Layers:
@@ -58,13 +60,27 @@ class Layers:
                     pending.append(item)
         return False
 
+    def _told(self) -> dict[Item, list[Item]]:
+        """``below`` without what follows from the rest: long lines that only repeat it lead the order astray."""
+        if self.count > REDUCED_MAX:
+            return self.below
+        told: dict[Item, list[Item]] = {}
+        for upper, lowers in list(self.below.items()):
+            told[upper] = [
+                lower
+                for lower in lowers
+                if not any(self._leads(other, lower) for other in lowers if other is not lower)
+            ]
+        return told
+
     def ordered(self) -> tuple[list[list[Item]], list[Item]]:
         """The layers from top to bottom, each from left to right; and the boxes without any order."""
+        told = self._told()
         joined = [item for item in self.boxes if self.below[item] or self.above[item]]
         number = {item: at for at, item in enumerate(joined)}
-        edges = [(number[upper], number[lower]) for upper in joined for lower in self.below[upper]]
+        edges = [(number[upper], number[lower]) for upper in joined for lower in told.get(upper, ())]
         rows: dict[int, list[tuple[int, float, int]]] = defaultdict(list)
-        found = self.require()(edges, ranking_type="minimize", check_layout=False) if edges else []
+        found = self.require()(edges, ranking_type="minimize", transpose=True, check_layout=False) if edges else []
         parts = []
         for part in found:
             places = {node: place for node, place in part[0] if node < len(joined)}  # others are bends of lines
@@ -89,7 +105,7 @@ def place_layers(root: Item, layers: Layers) -> None:
     """Set the places of the boxes in ``root``, whose sizes are known, and its rows."""
     ordered, alone = layers.ordered()
     area = sum((item.w + GAP_X) * (item.h + GAP_Y * 1.5) for item in root.children)
-    most = max([math.sqrt(area * RATIO), *(item.w for item in root.children)])
+    most = max([WIDTH_MIN, math.sqrt(area * RATIO), *(item.w for item in root.children)])
     rows: list[list[Item]] = []
     for layer in ordered:
         rows.extend(_split(layer, most))
@@ -99,7 +115,7 @@ def place_layers(root: Item, layers: Layers) -> None:
         for item in row:
             item.x -= left
     right = max((item.x + item.w for row in rows for item in row), default=0.0)
-    rows.extend(_fill(alone, max(most, right)))
+    rows.extend(_fill(alone, max(right, math.sqrt(area * RATIO))))
     root.rows = []
     y = 0.0
     for row in rows:
