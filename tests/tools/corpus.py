@@ -27,8 +27,10 @@ from pathlib import Path
 import zstandard
 from tests.fakes.nvml.build import FakeNvml, fake_nvml
 from tests.fakes.nvml.world import Tree
+from tests.rule_scenes import Player
 from tests.tools.gpus import description
 from tests.unit.recorded_program import MS, US, Program
+from tests.unit.test_rule_conformance import CASES
 
 from gpuflight.bottlenecks.backtest import Episode, Score, read_labels, run, score
 from gpuflight.bottlenecks.build import make_engine
@@ -105,6 +107,16 @@ PROGRAMS: dict[str, Program] = {
 }
 """Logs of made-up programs, each with one fault."""
 
+SCENES: dict[str, str] = {
+    "slow-disk": "slow_storage",
+    "cross-numa": "remote_numa",
+    "straggler": "straggler_rank",
+    "low-overlap": "exposed_communication",
+    "hanging-collective": "collective_hang",
+    "rdma-errors": "rdma_fatal",
+}
+"""Made-up rounds: those of a rule's own case, here before all rules."""
+
 
 def machine_rounds(name: str, folder: Path) -> Iterator[Round]:
     """The rounds of a made-up machine, ``STEP_S`` apart by its own clock. Raises NoCompiler."""
@@ -136,12 +148,24 @@ def program_rounds(name: str, folder: Path) -> Iterator[Round]:
     yield recorded(str(folder))
 
 
+def scene_rounds(name: str, _folder: Path) -> Iterator[Round]:
+    """The rounds of the scene in which a rule fires."""
+    rounds: list[Round] = []
+
+    class Keeper:
+        def judge(self, done: Round) -> None:
+            rounds.append(done)
+
+    Player(Keeper()).play(CASES[SCENES[name]].fires)  # type: ignore[arg-type]
+    return iter(rounds)
+
+
 def episodes(folder: Path) -> dict[str, list[Episode]]:
     """What the rules say of every part of the corpus. ``folder``: for what is made anew."""
     found: dict[str, list[Episode]] = {}
     for path in sorted(RECORDINGS.glob("*.tar.zst")):
         found[path.name] = episodes_of(str(path), Settings())
-    for names, rounds in ((MACHINES, machine_rounds), (PROGRAMS, program_rounds)):
+    for names, rounds in ((MACHINES, machine_rounds), (PROGRAMS, program_rounds), (SCENES, scene_rounds)):
         for name in names:
             engine = make_engine(RulesSettings())
             assert engine is not None
@@ -162,9 +186,9 @@ def page(figures: list[Score], parts: int) -> str:
         "# How right the rules are",
         "",
         f"Over our corpus of {parts} parts (`tests/tools/corpus.py`): real faults recorded on a real machine, the same"
-        " machine doing nothing, made-up machines with eight GPUs under a fake NVML, logs of made-up programs. What"
-        " each shows is in `tests/data/recordings/labels.toml`; a finding that no label expects is wrong (notes"
-        " excepted).",
+        " machine doing nothing, made-up machines with eight GPUs under a fake NVML, logs of made-up programs,"
+        " made-up rounds. What each shows is in `tests/data/recordings/labels.toml`; a finding that no label expects is"
+        " wrong (notes excepted).",
         "Rules that are not named neither fired nor were expected to: no part shows what they are about.",
         "",
         "| rule | right | wrong | missed | precision | recall |",

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.fakes.nvml.build import NoCompiler
-from tests.tools.corpus import LABELS, MACHINES, PAGE, PROGRAMS, RECORDINGS, episodes, neutral, page, scores
+from tests.tools.corpus import LABELS, MACHINES, PAGE, PROGRAMS, RECORDINGS, SCENES, episodes, neutral, page, scores
 
 from gpuflight.bottlenecks.backtest import Episode, read_labels
 from gpuflight.cli import main
@@ -37,7 +37,7 @@ def test_the_table_is_up_to_date(found: dict[str, list[Episode]]) -> None:
 
 
 def test_labels_name_parts_that_there_are() -> None:
-    parts = {path.name for path in RECORDINGS.glob("*.tar.zst")} | set(MACHINES) | set(PROGRAMS)
+    parts = {path.name for path in RECORDINGS.glob("*.tar.zst")} | set(MACHINES) | set(PROGRAMS) | set(SCENES)
     assert {label.recording for label in read_labels(str(LABELS)).expect} <= parts
     assert set(HEALTHY) <= parts
 

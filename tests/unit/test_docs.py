@@ -19,6 +19,12 @@ from gpuflight.settings import Settings, dump, load
 LANGUAGES = {"console", "python", "json", "toml", "yaml", "c"}
 """What is executed or loaded; ``text``, or nothing, is for drawings and output."""
 
+NO_SETTINGS = {
+    "user-probes.md",  # probes: tests/integration/test_user_probes_real.py
+    "rules.md",  # rules and labels: test_rules_and_labels_shown_in_the_docs_load
+}
+"""Pages whose TOML is something else than settings."""
+
 every_page = pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 
 
@@ -67,10 +73,7 @@ def test_configurations_shown_in_the_docs_load(tmp_path: Path) -> None:
         block
         for page in PAGES
         for block in blocks(page)
-        if block.language in ("json", "toml", "yaml")
-        and not (
-            page.name == "user-probes.md" and block.language == "toml"
-        )  # tests/integration/test_user_probes_real.py
+        if block.language in ("json", "toml", "yaml") and not (block.language == "toml" and page.name in NO_SETTINGS)
     ]
     assert shown
     for block in shown:
