@@ -14,6 +14,7 @@ SEED ?= 1
 # More than two cores' worth: many tests wait for real brokers, databases and rounds.
 JOBS ?= 4
 MERMAID ?= 12.3.0
+MXGRAPH ?= 4.2.2
 SOURCES := src tests benchmarks
 DOCS := docs/settings.md docs/cli.md
 
@@ -62,7 +63,7 @@ clean:  ## remove what these targets made, run folders excepted
 	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
 
 # Debian packages that some tests need: a C compiler for the fake NVIDIA libraries, iproute2 for network namespaces, Chromium
-# to open the picture, Graphviz to read it as DOT, Mermaid (from npm) to read its charts, clang and libbpf's headers to build the probes again, libbpf and bcc to load them. They are installed where that may be done without asking; elsewhere those tests are skipped, and say so.
+# to open the picture, Graphviz to read it as DOT, Mermaid and mxGraph (from npm) to read charts and draw.io files, clang and libbpf's headers to build the probes again, libbpf and bcc to load them. They are installed where that may be done without asking; elsewhere those tests are skipped, and say so.
 test-packages:
 	@missing=""; \
 	command -v cc >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 || missing="$$missing gcc libc6-dev"; \
@@ -80,10 +81,13 @@ test-packages:
 			echo "not installed:$$missing; the tests that need them are skipped"; \
 		fi; \
 	fi
-	@if command -v npm >/dev/null 2>&1 && [ ! -e $(VENV)/npm/package/dist/mermaid.min.js ]; then \
-		(mkdir -p $(VENV)/npm && cd $(VENV)/npm && npm pack --silent mermaid@$(MERMAID) && \
-			tar xzf mermaid-$(MERMAID).tgz package/dist/mermaid.min.js && rm mermaid-$(MERMAID).tgz) >/dev/null 2>&1 \
-			|| echo "could not fetch mermaid; the test that needs it is skipped"; \
+	@if command -v npm >/dev/null 2>&1; then \
+		for each in mermaid@$(MERMAID):package/dist/mermaid.min.js mxgraph@$(MXGRAPH):package/javascript/mxClient.min.js; do \
+			name=$${each%%@*}; file=$${each#*:}; folder=$(VENV)/npm/$$name; \
+			[ -e "$$folder/$$file" ] || (mkdir -p "$$folder" && cd "$$folder" && npm pack --silent "$${each%%:*}" && \
+				tar xzf $$name-*.tgz "$$file" && rm $$name-*.tgz) >/dev/null 2>&1 \
+				|| echo "could not fetch $$name; the test that needs it is skipped"; \
+		done; \
 	fi
 
 $(VENV)/bin/python:

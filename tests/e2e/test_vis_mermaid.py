@@ -29,7 +29,7 @@ from gpuflight.vis.text import clean
 CHROMIUM = next(
     (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
 )
-SCRIPT = Path(os.environ.get("GPUFLIGHT_MERMAID_JS", Path(sys.prefix) / "npm/package/dist/mermaid.min.js"))
+SCRIPT = Path(os.environ.get("GPUFLIGHT_MERMAID_JS", Path(sys.prefix) / "npm/mermaid/package/dist/mermaid.min.js"))
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium")
 needs_mermaid = pytest.mark.skipif(not SCRIPT.exists(), reason="needs the npm package mermaid: make test fetches it")
 
