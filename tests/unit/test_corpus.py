@@ -61,3 +61,12 @@ def test_the_command_says_when_and_how_right(capsys: pytest.CaptureFixture[str])
     out = capsys.readouterr().out
     assert "faults.tar.zst: 15 s to" in out or "faults.tar.zst: 14.999 s to" in out
     assert "100 %" in out and "retransmits" not in out
+
+
+def test_the_command_takes_logs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    PROGRAMS["pageable-copies"].write(tmp_path / "logs")
+    assert main(["rules", "test", "--on", str(tmp_path / "logs")]) == 0
+    assert "logs: 0 s to the end: warn: pageable_copies" in capsys.readouterr().out
+    (tmp_path / "empty").mkdir()
+    assert main(["rules", "test", "--on", str(tmp_path / "empty")]) == 2
+    assert "no GPU session in this folder" in capsys.readouterr().err

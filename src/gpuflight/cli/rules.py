@@ -7,10 +7,11 @@ import os
 from typing import TYPE_CHECKING, Any
 
 from gpuflight.cli.session import add_settings_arguments
-from gpuflight.errors import ConfigError, InputError
+from gpuflight.errors import ConfigError, InputError, MissingExtra
 
 if TYPE_CHECKING:
     from gpuflight.bottlenecks.base import Rule
+    from gpuflight.rounds import Round
     from gpuflight.settings import Settings
 
 DESCRIPTION = """\
@@ -43,7 +44,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_settings_arguments(lint)
     test = actions.add_parser("test", help="when each rule would have fired on recordings, and how right it was")
     test.add_argument(
-        "--on", metavar="WHAT", nargs="+", required=True, help="recordings, run folders, streams of rounds"
+        "--on",
+        metavar="WHAT",
+        nargs="+",
+        required=True,
+        help="recordings, run folders, streams of rounds, folders with GPU session logs",
     )
     test.add_argument("--labels", metavar="FILE", help="what they show (TOML): prints precision and recall")
     test.add_argument("--rule", metavar="NAME", action="append", help="only this rule; may be given again")
@@ -175,7 +180,8 @@ def _percent(share: float | None) -> str | None:
 
 
 def episodes_of(path: str, settings: Settings) -> list[Any]:
-    """Findings over all rounds of a recording, a run folder or a stream of rounds. Raises InputError."""
+    """Findings over all rounds of a recording, a run folder or a stream of rounds, or over GPU session logs. Raises
+    InputError."""
     from gpuflight.bottlenecks.backtest import run as backtest
     from gpuflight.bottlenecks.build import make_engine
     from gpuflight.cli.doctor_sources import replayed
@@ -196,7 +202,18 @@ def episodes_of(path: str, settings: Settings) -> list[Any]:
     if os.path.isdir(path):
         streams = (os.path.join(path, name) for name in ("rounds.jsonl.zst", "rounds.jsonl"))
         inner = next((stream for stream in streams if os.path.exists(stream)), None)
+        if inner is None and not os.path.exists(os.path.join(path, "graph.json")):
+            return backtest(engine, [_recorded(path)], name)
         if inner is None:
             raise InputError(f"{path}: no rounds.jsonl.zst in this folder; is it a run folder of `gpuflight run`?")
         path = inner
     return backtest(engine, replayed(read_rounds(path)), name)
+
+
+def _recorded(path: str) -> Round:
+    """The one round that is made of GPU sessions that are over."""
+    try:
+        from gpuflight.cli.doctor_sessions import recorded
+    except ModuleNotFoundError as error:
+        raise MissingExtra(str(error.name), "events", "reading GPU session logs") from None
+    return recorded(path)
