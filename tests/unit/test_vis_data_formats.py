@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import importlib.util
 import io
 import json
 import math
@@ -16,12 +17,14 @@ import xmlschema
 from hypothesis import given, settings
 from tests.strategies import graphs
 from tests.unit import vis_scenes
+from tests.unit.server_fixture import small as server_small
 from tests.unit.test_plugin_conformance import HOSTILE, hostile_graph, options
 from tests.unit.vis_files import GOLDEN, INF, NAN, golden, picture, small, written
 
 from gpuflight.graph import Graph, edges, nodes
 from gpuflight.graph.load import parse_graph
 from gpuflight.redaction import redact_argv
+from gpuflight.sources.tools import Tools
 from gpuflight.vis.changes import compare, mark_changes
 from gpuflight.vis.render.tables import RESERVED, elements, unique_names
 from gpuflight.vis.text import clean, clean_value
@@ -301,3 +304,18 @@ def test_secrets_stay_redacted(name: str) -> None:
     argv = redact_argv(["serve", "--api-key", "hunter2-very-secret", "--token=hunter2-very-secret"])
     graph = Graph([nodes.Process(pid=1, start=1, attributes={"name": "serve", "cmdline": argv})])
     assert b"hunter2" not in written(name, graph)
+
+
+def test_the_server_exports_each_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a media type that no browser takes for a page; without Graphviz, one line says how to get it."""
+    monkeypatch.setattr(Tools, "which", lambda self, name: None)
+    with server_small() as served:
+        types = {"gexf": "application/xml", "graphml": "application/xml", "csv": "text/csv", "json": "application/json"}
+        types |= {"drawio": "application/xml", "mermaid": "text/plain", "dot": "text/vnd.graphviz"}
+        for name, media_type in types.items():
+            answer = served.get(f"/api/v1/graph/export?format={name}")
+            assert answer.headers["content-type"].split(";")[0] == media_type, name
+            assert answer.headers["x-content-type-options"] == "nosniff" and len(answer.content) > 100
+        if importlib.util.find_spec("graphviz"):
+            said = served.error("GET", "/api/v1/graph/export?format=graphviz_svg", 503)["message"]
+            assert "install graphviz" in said and "\n" not in said
