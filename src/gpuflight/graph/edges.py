@@ -45,7 +45,7 @@ class Host(Deploy, tag="Host", gc=False):
 
 
 class Belong(Deploy, tag="Belong", gc=False):
-    """An endpoint belongs to who holds it open (socket, pipe end, MIG instance → process, GPU). metrics, of a socket and
+    """An endpoint belongs to who holds it open (socket, pipe end, MIG instance → process, GPU). metrics, of a socket
     where kernel probes may be loaded: sent_bytes_per_s, received_bytes_per_s, sends_per_s, receives_per_s (calls)."""
 
 
