@@ -31,10 +31,9 @@ from gpuflight.vis.picture import make_picture
 
 WIDTH, HEIGHT = 1280, 800
 SCALE = 0.6
-BY_PROGRAM = 700
-"""Formats that another program lays out anew: only graphs of at most so many entities, or it takes minutes."""
-OUTSIDE = ("graphviz_svg", "pyvis")
-SHOWN = ("html", "svg", "png", *OUTSIDE)
+AT_MOST = {"graphviz_svg": 700, "pyvis": 200, "png": 600}
+"""Formats of which only graphs of at most so many entities are drawn: beyond, one picture takes a minute."""
+SHOWN = ("html", "svg", *AT_MOST)
 """Formats that a browser shows; the other formats are data, or are opened by programs of their own."""
 
 # In namespaces of its own: whoever makes it, the picture of "this machine" shows its hardware and a few programs.
@@ -109,9 +108,9 @@ def pictures(count: int) -> Iterator[tuple[str, str, str]]:
     layouts = [name for name in plugins(Layout) if name != "timeline"]
     known = plugins(Renderer)
     for renderer in SHOWN:
-        if renderer not in known or (renderer in OUTSIDE and count > BY_PROGRAM):
+        if renderer not in known or count > AT_MOST.get(renderer, count):
             continue
-        for layout in layouts if renderer == "png" else ["default"]:
+        for layout in layouts if renderer == "svg" else ["default"]:
             yield renderer, layout, ""
     yield "html", "default", "#theme=dark&tab=findings"
 
