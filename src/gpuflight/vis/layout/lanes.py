@@ -177,8 +177,11 @@ def _lane(canvas: Canvas, frame: Box, lane: Lane, span: tuple[int, int], left: f
     for each in lane.slices:
         row = min(rows.place(each.start_ns, max(each.end_ns, each.start_ns + 1)), _ROWS_MAX - 1)
         used = max(used, row)
-        start = left + (each.start_ns - span[0]) * scale
-        width = max((each.end_ns - each.start_ns) * scale, _SLICE_MIN)
+        first, last = (
+            min(max(time, span[0]), span[1]) for time in (each.start_ns, each.end_ns)
+        )  # as far as it is shown
+        start = left + (first - span[0]) * scale
+        width = max((last - first) * scale, _SLICE_MIN)
         canvas.slices[each.kind] += each.count
         frame.children.append(_slice(canvas, each, span[0], start, y + row * _ROW, width))
     return y + (used + 1) * _ROW

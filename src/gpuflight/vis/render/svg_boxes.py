@@ -23,7 +23,8 @@ RANK = {"": 0, "info": 1, "warn": 2, "critical": 3}
 def number(value: float) -> str:
     """A coordinate, as short as it can be without being seen."""
     text = f"{value:.2f}" if abs(value) >= 1 else f"{value:.4f}"
-    return text.rstrip("0").rstrip(".") if "." in text else text
+    text = text.rstrip("0").rstrip(".")
+    return "0" if text == "-0" else text
 
 
 class Boxes:
