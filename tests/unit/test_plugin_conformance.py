@@ -165,8 +165,10 @@ def has_what_it_needs(name: str) -> bool:
 
 @cache
 def ready() -> list[str]:
-    """Renderers that can be tried often: those of Graphviz start a program, and draw what ``dot`` writes as text."""
-    return [name for name in plugins(Renderer) if not name.startswith("graphviz_") and has_what_it_needs(name)]
+    """Renderers that can be tried often: those of Graphviz start a program, and draw what ``dot`` writes as text; PyVis
+    pages carry a library and have a test of their own."""
+    slow = [name for name in plugins(Renderer) if name.startswith("graphviz_") or name == "pyvis"]
+    return [name for name in plugins(Renderer) if name not in slow and has_what_it_needs(name)]
 
 
 PLAIN = {"csv", "text"}
