@@ -386,6 +386,7 @@ def test_forks_while_other_threads_import_launch_and_write(rig: Rig) -> None:
                     for _ in range(100):
                         played.launch("k")
                 played.deliver()
+                time.sleep(0.001)
 
         worker = threading.Thread(target=work)
         worker.start()

@@ -27,6 +27,7 @@ COMMANDS = {
     "describe": "a graph as compact text",
     "diff": "what changed between two graphs",
     "path": "the way data takes between two entities, and its narrowest hop",
+    "trigger": "record now in programs that run under a recorder, here or on many hosts",
     "record": "save what every source answers, to replay it elsewhere",
     "env": "what this machine lets gpuflight see, and how to see more",
     "agent": "send the logs of GPU Flight's client to a receiver, Kafka and S3",

@@ -39,7 +39,8 @@ class Rest:
         self.url: str = arguments.url or os.environ.get("GPUFLIGHT_URL") or DEFAULT_URL
         self._timeout_s: float = arguments.timeout
         self._ca_file: str | None = arguments.ca_file
-        self._token = _token(arguments.token_file)
+        token: str | None = getattr(arguments, "token_text", None)  # of the settings, where these name the server
+        self._token = _token(arguments.token_file) if token is None else token
         self._prefix = ""
         if self.url.startswith("unix:"):
             if len(self.url) == len("unix:"):

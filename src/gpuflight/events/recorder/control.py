@@ -49,6 +49,8 @@ class Answer(msgspec.Struct, omit_defaults=True):
     app: str = ""
     counts: dict[str, int] = msgspec.field(default_factory=dict)
     lost: int = 0
+    here_pid: int = 0
+    """The process as this process sees it, 0 where it does not; ``pid`` is of the recorder's own namespace."""
 
 
 class ControlServer:
@@ -103,7 +105,7 @@ class ControlServer:
 
     def _serve(self, connection: socket.socket) -> None:
         connection.settimeout(_PATIENCE_S)
-        user = _peer_user(connection)
+        user = _peer(connection)[1]
         if user not in (0, os.geteuid()):
             answer = Answer(ok=False, error="only the user of the process and root may ask it")
         else:
@@ -126,7 +128,9 @@ def ask(folder: str, request: Request, timeout_s: float = 5.0) -> Answer:
     try:
         with _connected(folder, timeout_s) as connection:
             connection.sendall(msgspec.json.encode(request) + b"\n")
-            return msgspec.json.decode(_line(connection), type=Answer)
+            answer = msgspec.json.decode(_line(connection), type=Answer)
+            answer.here_pid = _peer(connection)[0]
+            return answer
     except FileNotFoundError:
         raise SourceUnavailable(f"{folder}: no recorder listens there") from None
     except ConnectionRefusedError:
@@ -208,6 +212,8 @@ def _line(connection: socket.socket) -> bytes:
     return bytes(data)
 
 
-def _peer_user(connection: socket.socket) -> int:
+def _peer(connection: socket.socket) -> tuple[int, int]:
+    """Process and user at the other end, as the kernel tells."""
     told = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
-    return int(struct.unpack("3i", told)[1])
+    process, user, _ = struct.unpack("3i", told)
+    return int(process), int(user)
