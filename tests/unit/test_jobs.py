@@ -136,7 +136,7 @@ def test_ranks_come_from_other_instances_with_all_that_is_compared() -> None:
         )
         return [*own, *moved.nodes.values(), *moved.edges.values()]
 
-    found, _ = played("straggler_rank", changing(lambda n: elements(n + 1), 6))
+    found, _ = played("straggler_rank", changing(lambda n: elements(n + 1), 9))
     assert [finding.entities[0] for finding in found] == ["Process(ns=node-7,pid=1002,start=7)"]
     assert "rank 6" in found[0].message and "all 8 ranks" in found[0].message
 
@@ -264,7 +264,7 @@ def test_kernels_of_communication_do_not_make_a_straggler() -> None:
             else k
             for k in Fleet().round(n + 1)
         ],
-        8,
+        9,
     )
     assert played("straggler_rank", slow_nccl) == ([], [])
 
@@ -277,7 +277,7 @@ def test_steps_of_another_name_are_not_compared() -> None:
                 element.attributes["step_scope"] = "eval_step"
         return found
 
-    assert played("straggler_rank", changing(elements, 8)) == ([], [])
+    assert played("straggler_rank", changing(elements, 9)) == ([], [])
 
 
 # --- wires -----------------------------------------------------------------------------------------------------------

@@ -117,6 +117,10 @@ class Rule(Plugin, family="rules", package="gpuflight.bottlenecks"):
     """In how many rounds in a row the condition must be met, and be gone, to open and to clear a finding. An event that
     is already counted over a window (an error counter that rose) declares 1."""
 
+    every_rounds: ClassVar[int] = 1
+    """Judge each element, or the group, only in every so many rounds: for what takes hours to show or hardly ever
+    changes, and looks at much."""
+
     whole_session: ClassVar[bool] = False
     """Its metrics are sums over the whole of a recorded session, so one look is enough: no persistence is asked for."""
 
@@ -166,9 +170,6 @@ class ElementRule(Rule):
     time_matters: ClassVar[bool] = True
     """With ``histories`` and no screens: judge in every round, since means move although nothing changes. False for
     counters, where only a change of the element can make it fire."""
-
-    every_rounds: ClassVar[int] = 1
-    """Judge each element only so often: for what takes hours to show, and looks at many elements."""
 
     @classmethod
     def subjects(cls) -> tuple[type[Entity] | type[Edge], ...]:

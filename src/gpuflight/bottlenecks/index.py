@@ -305,12 +305,13 @@ def _sort_out(elements: Iterable[Any], attribute: str, members: dict[str, Any]) 
 def _column(gate: Gate, elements: Sequence[Any]) -> Met:
     """Those of many elements that one screen lets through; what has no such metric never is."""
     rule, name, compare, limit = gate
+    least, most = -math.inf, math.inf
     if compare in (operator.gt, operator.ge):
-        beyond = limit if compare is operator.gt else math.nextafter(limit, -math.inf)
-        return [(rule, e) for e in elements if e.metrics.get(name, -math.inf) > beyond]
+        beyond = limit if compare is operator.gt else math.nextafter(limit, least)
+        return [(rule, e) for e in elements if e.metrics.get(name, least) > beyond]
     if compare is not None:
-        beyond = limit if compare is operator.lt else math.nextafter(limit, math.inf)
-        return [(rule, e) for e in elements if e.metrics.get(name, math.inf) < beyond]
+        beyond = limit if compare is operator.lt else math.nextafter(limit, most)
+        return [(rule, e) for e in elements if e.metrics.get(name, most) < beyond]
     return [(rule, e) for e in elements if name is None or e.attributes.get(name) in limit]
 
 

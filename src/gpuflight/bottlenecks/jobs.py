@@ -91,6 +91,11 @@ class Job(Struct):
             return f"all {len(self)} ranks"
         return f"{len(self)} of {self.world_size} ranks (not {ranges(missing)})"
 
+    @property
+    def live(self) -> bool:
+        """Whether it runs: it has a process, or a session that goes on."""
+        return any(rank.process or any(s.attributes.get("state") == "live" for s in rank.sessions) for rank in self)
+
     def compared(self, count: int) -> str:
         """As ``seen``, where only so many of them told what was compared."""
         return self.seen() if count == len(self) else f"{count} of {self.world_size or len(self)} ranks"

@@ -68,7 +68,7 @@ _ALL = (
         "A session begins: the program, the host, the kind of capture. Once per session.",
         f"time_ns {_WHO} version log_path:text hostname:text ip_addr:text session_kind:text profiling_engine:text "
         "analysis_id:text pass_index pass_count run_id:text segment_index roll_chain_id:text part_index "
-        "previous_run_id:text sample_interval_ms",
+        "previous_run_id:text sample_interval_ms rank world_size local_rank job:text job_launcher:text",
         "time_ns",
         ("time_ns",),
     ),

@@ -39,10 +39,10 @@ def _eight(fewer: int = 0, without: str = "") -> list[nodes.GPU]:
 
 CASES = {
     "nic_too_far": Case(
-        fires=steady(*_rank(_FAR)),
+        fires=steady(*_rank(_FAR), seconds=35),
         about="RdmaDevice(mlx5_7)",
-        clear=steady(*_rank(_NEAR)),
-        unknown=steady(*_rank(_FAR, placed=False)),
+        clear=steady(*_rank(_NEAR), seconds=35),
+        unknown=steady(*_rank(_FAR, placed=False), seconds=35),
     ),
     "no_p2p": Case(
         fires=steady(*_pair(p2p_read="chipset not supported", p2p_write="ok")),
@@ -52,9 +52,9 @@ CASES = {
         also={"across sockets": ("clear", steady(*_pair("SYS", p2p_read="not supported", p2p_write="ok")))},
     ),
     "asymmetric_nvlink": Case(
-        fires=steady(*_eight(fewer=2)),
+        fires=steady(*_eight(fewer=2), seconds=35),
         about="GPU(uuid=U5)",
-        clear=steady(*_eight()),
-        unknown=steady(*_eight(without="no right")),
+        clear=steady(*_eight(), seconds=35),
+        unknown=steady(*_eight(without="no right"), seconds=35),
     ),
 }

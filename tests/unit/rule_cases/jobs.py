@@ -92,7 +92,7 @@ class Fleet:
             ]  # fmt: skip
         return [*found, edges.Access(process.id, gpu.id), edges.Own(process.id, session.id)]
 
-    def scene(self, count: int = 8, **other: Any) -> Scene:
+    def scene(self, count: int = 9, **other: Any) -> Scene:
         return changing(lambda n: self.round(n + 1), count, **other)
 
 
@@ -184,7 +184,7 @@ CASES = {
             "five of eight seen": ("warn", Fleet(seen=[0, 1, 2, 3, 5], change=only(5, p50_us=160.0)).scene()),
             "two ranks": ("clear", Fleet(seen=[0, 1], world_size=2, change=only(1, p50_us=160.0)).scene()),
             "nothing to compare": ("unknown", Fleet(change=everyone(p50_us=None, step_ms=None)).scene()),
-            "first steps": ("clear", Fleet(change=only(2, step_ms=300.0)).scene(2)),
+            "first steps": ("unknown", Fleet(change=only(2, step_ms=300.0)).scene(2)),
         },
     ),
     "arrival_skew": Case(

@@ -12,6 +12,9 @@ from gpuflight.bottlenecks.jobs import MEMBERS, RELATIONS, Clocks, Job, Rank, jo
 from gpuflight.bottlenecks.window import Window, evidence, name_of
 from gpuflight.graph import nodes
 
+_WARM_UP_S = 20.0
+"""Of a job that runs: what was before the first sight is its start-up."""
+
 
 class ArrivalSkew(GroupRule):
     """One rank comes to collectives later than the others, which spin on their GPUs until it is there.
@@ -34,9 +37,8 @@ class ArrivalSkew(GroupRule):
         "operations": Threshold(value=20, unit="operations", source="as above", guess=True, falling=True),
     }
     guard = "the times of at least 20 collectives are told by two ranks or more"
-    warm_up_s = 20.0
     every_rounds = 6
-    persist_rounds = 1
+    whole_session = True
     members = MEMBERS
     relations = RELATIONS
     explains = ("communication_share", "slow_collective", "exposed_communication")
@@ -50,6 +52,8 @@ class ArrivalSkew(GroupRule):
             if job.world_size == 1:
                 continue
             try:
+                if job.live and window.watched_s < _WARM_UP_S and not window.snapshot:
+                    raise NotYet(f"watched for {window.watched_s:.0f} s, {_WARM_UP_S:.0f} s are needed")
                 verdict = self._skew(window, job, clocks)
             except Unknown as reason:
                 yield Verdict(state="unknown", subject=job.id, reason=str(reason))

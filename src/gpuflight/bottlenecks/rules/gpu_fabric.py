@@ -25,6 +25,7 @@ class NicTooFar(GroupRule):
         "near_cards": Threshold(value=0, unit="cards nearer", source="NCCL's path classes (PIX, PXB, PHB, SYS)")
     }
     relations = (edges.Access, edges.Proximity)
+    every_rounds = 3
     explains = ("slow_collective", "exposed_communication", "straggler_rank")
     advice = "NCCL_IB_HCA=<the near card>, or NCCL_CROSS_NIC=0; bind the rank's GPU and card together"
     verify = "nvidia-smi topo -m; NCCL_DEBUG=INFO <program> | grep -i 'NET/IB'"
@@ -102,6 +103,7 @@ class AsymmetricNvlink(GroupRule):
     catalogue_id = "C10"
     needs = (Need(kind=nodes.GPU, metrics=("nvlink_active_count",), attributes=("name",), given_by="nvml"),)
     thresholds = {"missing": Threshold(value=0, unit="links", source="nccl#1182: one fewer halves the ring")}
+    every_rounds = 3
     guard = "at least three GPUs of one model, most of them with the same number"
     explains = ("slow_collective", "straggler_rank", "exposed_communication")
     advice = "reset the GPU; if links stay away, reseat or replace it (nvidia-smi nvlink -s names the links)"

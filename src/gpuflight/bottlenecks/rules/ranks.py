@@ -7,13 +7,15 @@ from statistics import median
 
 from msgspec import Struct
 
-from gpuflight.bottlenecks.base import GroupRule, Need, Threshold, Unknown, Verdict
+from gpuflight.bottlenecks.base import GroupRule, Need, NotYet, Threshold, Unknown, Verdict
 from gpuflight.bottlenecks.jobs import MEMBERS, RELATIONS, Job, Rank, jobs_of
 from gpuflight.bottlenecks.window import Window, evidence, name_of, told
 from gpuflight.graph import nodes
 from gpuflight.sources.nccl_kernels import classify
 
 _WINDOW_S = 60.0
+_WARM_UP_S = 30.0
+"""Of a job that runs: what was before the first sight is its start-up."""
 _STEPS = 3
 _LAUNCHES = 20
 """Medians of fewer launches say nothing."""
@@ -58,7 +60,7 @@ class StragglerRank(GroupRule):
         "ranks": Threshold(value=4, unit="ranks", source="of three, one is no outlier", guess=True, falling=True),
     }
     guard = "at least 4 ranks are seen, with steps of one name or kernels in common"
-    persist_rounds = 3
+    whole_session = True
     histories = {nodes.Session: {"steps_ms": _WINDOW_S, "steps_count": _WINDOW_S}}
     members = MEMBERS
     relations = RELATIONS
@@ -76,6 +78,8 @@ class StragglerRank(GroupRule):
                 yield Verdict(state="clear", subject=job.id)
                 continue
             try:
+                if job.live and window.watched_s < _WARM_UP_S and not window.snapshot:
+                    raise NotYet(f"watched for {window.watched_s:.0f} s, {_WARM_UP_S:.0f} s are needed")
                 if len(job) < least:
                     raise Unknown(f"only {job.seen()} of the job are seen, {least:.0f} are needed")
                 paces = _worst(_paces_of_steps(window, job, least), _paces_of_kernels(job, kernels, least))

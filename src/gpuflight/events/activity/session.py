@@ -146,7 +146,7 @@ class Activity:
         now.hostname = row.get("hostname") or now.hostname
         now.pid = row.get("pid", now.pid)
         for name in FACTS:
-            told = (batch.extra or {}).get(name, [None])[-1]
+            told = row.get(name)
             if name in ("job", "job_launcher") and isinstance(told, str):
                 now.job[name] = without_secrets(told)
             elif name not in ("job", "job_launcher") and type(told) is int and 0 <= told < 1 << 31:

@@ -273,7 +273,8 @@ SINGLES: dict[str, Plan] = {
     "job_start": _plan(
         "session_start",
         "pid app version log_path ts_ns=time_ns hostname ip_addr session_kind profiling_engine analysis_id pass_index "
-        "pass_count run_id segment_index roll_chain_id part_index previous_run_id system_rate_ms=sample_interval_ms",
+        "pass_count run_id segment_index roll_chain_id part_index previous_run_id system_rate_ms=sample_interval_ms "
+        "rank world_size local_rank job job_launcher",
         telemetry=True,
     ),
     "shutdown": _plan(
