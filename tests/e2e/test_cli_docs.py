@@ -38,7 +38,10 @@ def shell(line: str, cwd: Path, **more: str) -> None:
         text=True,
         timeout=PATIENCE_S,
     )
-    assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+    # What the doctor finds here, and whether something records here, is not in the hands of the page.
+    fine = {"gpuflight doctor": (0, 1, 2), "gpuflight trigger": (0, 1)}
+    expected = next((codes for command, codes in fine.items() if line.startswith(command)), (0,))
+    assert done.returncode in expected, f"{line}\n{done.stdout}\n{done.stderr}"
     assert "Traceback" not in done.stderr
 
 

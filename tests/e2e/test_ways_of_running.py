@@ -151,7 +151,7 @@ def test_the_picture_is_whole(visit: Visit) -> None:
 def test_all_plugins_load_for_everybody(visit: Visit) -> None:
     families = json.loads(visit.outcomes["plugins"].out)
     assert [plugin for plugins in families.values() for plugin in plugins if plugin["error"]] == []
-    assert {plugin["name"] for plugin in families["collectors"]} | {"core"} == visit.capture.lines.keys()
+    assert {plugin["name"] for plugin in families["collectors"]} | {"core", "rules"} == visit.capture.lines.keys()
 
 
 def test_coverage_tells_what_an_ordinary_user_does_not_see(visit: Visit) -> None:

@@ -116,7 +116,7 @@ def test_only_its_user_may_ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     with recording(tmp_path) as (recorder, _):
         path = f"{recorder.path}/{SOCKET_NAME}"
         assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
-        monkeypatch.setattr(control, "_peer_user", lambda connection: os.geteuid() + 4242)
+        monkeypatch.setattr(control, "_peer", lambda connection: (1, os.geteuid() + 4242))
         answer = ask(recorder.path, Request("start"))
         assert not answer.ok and "only the user" in answer.error
     assert not os.path.exists(path)

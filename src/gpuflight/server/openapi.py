@@ -173,7 +173,7 @@ def complete(document: dict[str, Any]) -> None:
     for path, operations in document["paths"].items():
         for method, operation in operations.items():
             _success(path, method, operation)
-            if method == "get" and (path in _CACHED or path.startswith(_RECORDS)):
+            if method == "get" and (path in _CACHED or path == "/api/v1/graph/view" or path.startswith(_RECORDS)):
                 operation["responses"].setdefault("304", {"description": "the same as the ETag given"})
             for status in _errors(path, method, operation):
                 response = operation["responses"].setdefault(str(status), {"description": _ERRORS[status]})

@@ -116,7 +116,7 @@ class CommitLog:
         """A name for the store, the same for everybody; made by the first."""
         path = os.path.join(self.folder, "id")
         try:
-            with open(path, encoding="ascii") as file:
+            with open(path, encoding="utf-8") as file:
                 return file.read().strip()
         except FileNotFoundError:
             made = os.urandom(16).hex()

@@ -79,15 +79,15 @@ def _tracepoint_id(target: str) -> int:
     root = features.tracefs()
     if root is None:
         raise SourceUnavailable(f"tracepoint/{target} cannot be attached: tracefs is not mounted", _TRACEFS_HINT)
-    with open(f"{root}/events/{target}/id", encoding="ascii") as file:
+    with open(f"{root}/events/{target}/id", encoding="utf-8") as file:
         return int(file.read())
 
 
 def _open_kprobe(function: str, *, returns: bool) -> int:
     try:
-        with open(f"{_KPROBE_PMU}/type", encoding="ascii") as file:
+        with open(f"{_KPROBE_PMU}/type", encoding="utf-8") as file:
             pmu_type = int(file.read())
-        with open(f"{_KPROBE_PMU}/format/retprobe", encoding="ascii") as file:
+        with open(f"{_KPROBE_PMU}/format/retprobe", encoding="utf-8") as file:
             bit = int(file.read().strip().removeprefix("config:"))
     except OSError:
         raise SourceUnavailable(

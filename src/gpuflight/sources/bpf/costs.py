@@ -50,7 +50,7 @@ class Statistics:
         if self._fd >= 0:
             return True
         try:
-            with open("/proc/sys/kernel/bpf_stats_enabled", encoding="ascii") as file:
+            with open("/proc/sys/kernel/bpf_stats_enabled", encoding="utf-8") as file:
                 return file.read().strip() == "1"
         except OSError:
             return False
@@ -65,7 +65,7 @@ def program_cost(program: str, fd: int, counting: bool) -> ProgramCost:
     cost = ProgramCost(program)
     if not counting:
         return cost
-    with open(f"/proc/self/fdinfo/{fd}", encoding="ascii") as file:
+    with open(f"/proc/self/fdinfo/{fd}", encoding="utf-8") as file:
         for line in file:
             name, _, value = line.partition(":")
             if name in _FIELDS:

@@ -99,7 +99,7 @@ def _why_not_permitted() -> tuple[str, str]:
     if missing := missing_rights(_status("CapEff")):
         return f"no right to load BPF programs: {' and '.join(missing)} missing", RIGHTS_HINT
     try:
-        with open("/proc/self/uid_map", encoding="ascii") as file:
+        with open("/proc/self/uid_map", encoding="utf-8") as file:
             whole = file.read().split() == ["0", "0", "4294967295"]
     except OSError:
         whole = True
@@ -129,7 +129,7 @@ def missing_rights(effective: int) -> list[str]:
 def _status(name: str) -> int:
     """A hexadecimal field of /proc/self/status; 0 if it is not there."""
     try:
-        with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        with open("/proc/self/status", encoding="utf-8", errors="replace") as file:
             return next((int(line.split()[1], 16) for line in file if line.startswith(f"{name}:")), 0)
     except (OSError, ValueError, IndexError):
         return 0

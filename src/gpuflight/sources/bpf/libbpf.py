@@ -237,12 +237,14 @@ def _refused(name: str, code: int, said: Sequence[str]) -> SourceUnavailable:
     if any("vmlinux BTF" in line or "kernel BTF" in line for line in said):
         return SourceUnavailable(f"the probe {name} needs type information (BTF) of the kernel", features.BTF_HINT)
     if log := log_among(list(said)):
-        return SourceUnavailable(f"the kernel refuses the probe {name}: {last_words(log)}")
+        return SourceUnavailable(f"the kernel refuses the probe {name}: {last_words(log)}", "report it: it is a defect")
     lines = [line.strip() for line in said if line.strip() and not line.startswith("--")]
     detail = ""
     with contextlib.suppress(StopIteration):
         detail = next(line for line in reversed(lines) if "failed" in line or "invalid" in line or "unknown" in line)
-    hint = features.RIGHTS_HINT if code in (errno.EPERM, errno.EACCES) else ""
+    hint = features.RIGHTS_HINT if code in (errno.EPERM, errno.EACCES) else "see dmesg, and the limits of this process"
+    if code == errno.EMFILE:
+        hint = "raise the limit of open files (ulimit -n)"
     return SourceUnavailable(
         f"the kernel refuses the probe {name}: {os.strerror(code)}" + (f" ({detail})" if detail else ""), hint
     )

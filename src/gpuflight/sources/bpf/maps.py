@@ -19,7 +19,7 @@ _NO_BATCH = {errno.EINVAL, errno.EOPNOTSUPP, syscalls.ENOTSUPP}
 @functools.cache
 def possible_cpus() -> int:
     """CPUs the kernel keeps a value for, those that could be plugged in included."""
-    with open("/sys/devices/system/cpu/possible", encoding="ascii") as file:
+    with open("/sys/devices/system/cpu/possible", encoding="utf-8") as file:
         return int(file.read().replace("-", ",").split(",")[-1]) + 1
 
 

@@ -120,9 +120,9 @@ def attach_classic(program_fd: int, uprobes: Sequence[Uprobe], pid: int = 0) -> 
 @functools.cache
 def uprobe_pmu() -> tuple[int, int]:
     """Type of the kernel's PMU ``uprobe``, and the bit that asks for returns. Raises OSError without one."""
-    with open(f"{_PMU}/type", encoding="ascii") as file:
+    with open(f"{_PMU}/type", encoding="utf-8") as file:
         pmu_type = int(file.read())
-    with open(f"{_PMU}/format/retprobe", encoding="ascii") as file:
+    with open(f"{_PMU}/format/retprobe", encoding="utf-8") as file:
         return pmu_type, int(file.read().strip().removeprefix("config:"))
 
 
