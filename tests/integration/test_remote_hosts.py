@@ -45,7 +45,9 @@ class Host:
 
     def serve(self, stack: ExitStack, host: str, **config: Any) -> None:
         server = {"host": host, "port": PORT, "auth": {"token": TOKEN}}
-        collectors = {"static": {"pids": [1]}, **config.pop("collectors", {})}
+        # These hosts share one kernel, so its probes would see the sockets of both: no two real hosts do.
+        own = {"static": {"pids": [1]}, "kernel_net": {"enabled": False}}
+        collectors = {**own, **config.pop("collectors", {})}
         path = self.folder / "server.json"
         path.write_text(json.dumps({"interval_s": 0.3, "server": server, "collectors": collectors, **config}))
         environment = {**os.environ, "XDG_RUNTIME_DIR": str(self.folder)}

@@ -203,7 +203,9 @@ class LibbpfObject(LoadedObject):
             if section.startswith("tracepoint/") and features.tracefs() is None:
                 said[:] = ["tracefs is not mounted"]
                 hint = features.TRACEFS_HINT
-            raise SourceUnavailable(f"{section} cannot be attached: {said[-1] if said else os.strerror(code)}", hint)
+            raise SourceUnavailable(
+                f"{section} cannot be attached: {said[-1] if said else os.strerror(code)}", hint or _LIMITS
+            )
         link = LibbpfLink(self._library, made)
         self._keep(link)
         return link
@@ -226,6 +228,7 @@ class LibbpfObject(LoadedObject):
         self._programs, self._maps = {}, {}
 
 
+_LIMITS = "see dmesg, and the limits of this process (ulimit -n)"
 _NO_EVENT = re.compile(r"failed to find kernel BTF type ID of '(\w+)'")
 
 
@@ -242,9 +245,7 @@ def _refused(name: str, code: int, said: Sequence[str]) -> SourceUnavailable:
     detail = ""
     with contextlib.suppress(StopIteration):
         detail = next(line for line in reversed(lines) if "failed" in line or "invalid" in line or "unknown" in line)
-    hint = features.RIGHTS_HINT if code in (errno.EPERM, errno.EACCES) else "see dmesg, and the limits of this process"
-    if code == errno.EMFILE:
-        hint = "raise the limit of open files (ulimit -n)"
+    hint = features.RIGHTS_HINT if code in (errno.EPERM, errno.EACCES) else _LIMITS
     return SourceUnavailable(
         f"the kernel refuses the probe {name}: {os.strerror(code)}" + (f" ({detail})" if detail else ""), hint
     )

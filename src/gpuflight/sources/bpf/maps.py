@@ -6,6 +6,7 @@ import ctypes
 import errno
 import functools
 
+from gpuflight.errors import SourceUnavailable
 from gpuflight.sources.bpf import syscalls
 
 HASH, PERCPU_HASH = 1, 5
@@ -19,8 +20,13 @@ _NO_BATCH = {errno.EINVAL, errno.EOPNOTSUPP, syscalls.ENOTSUPP}
 @functools.cache
 def possible_cpus() -> int:
     """CPUs the kernel keeps a value for, those that could be plugged in included."""
-    with open("/sys/devices/system/cpu/possible", encoding="utf-8") as file:
-        return int(file.read().replace("-", ",").split(",")[-1]) + 1
+    try:
+        with open("/sys/devices/system/cpu/possible", encoding="utf-8") as file:
+            return int(file.read().replace("-", ",").split(",")[-1]) + 1
+    except OSError as error:
+        raise SourceUnavailable(
+            f"the number of CPUs cannot be read: {error.strerror}", "raise the limit of open files (ulimit -n)"
+        ) from error
 
 
 class Map:
