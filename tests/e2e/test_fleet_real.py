@@ -142,7 +142,7 @@ def told(url: str, consumer: Instance) -> None:
     answer = httpx.get(f"{url}/api/v1/graph")
     assert set(HOSTS) <= {node.get("ns") for node in answer.json()["nodes"]}
     assert httpx.get(f"{url}/api/v1/rounds/latest").status_code == 200
-    assert "node-b" in httpx.get(f"{url}/api/v1/graph/export?format=html").raise_for_status().text
+    assert "node-b" in httpx.get(f"{url}/api/v1/graph/export?format=json").raise_for_status().text
 
     def unchanged() -> bool:
         etag = httpx.get(f"{url}/api/v1/graph").headers["etag"]
