@@ -120,7 +120,7 @@ def test_a_fleet_outlives_the_kill_of_a_consumer(
         first.process.wait()
         before = {name: fleet.head(name) for name in HOSTS}
         until(lambda: partitions(urls[1]) == 6)
-        until(lambda: all(fleet.head(name) > before[name] + 5 for name in HOSTS))
+        until(lambda: all(fleet.head(name) > before[name] + 2 for name in HOSTS))
 
         for agent in agents:
             agent.process.send_signal(signal.SIGTERM)
