@@ -8,6 +8,7 @@ from collections import Counter
 import msgspec
 import pytest
 from tests.unit import vis_scenes
+from tests.unit.server_fixture import small
 from tests.unit.test_vis_layout import SCENES, boxes_of
 
 from gpuflight.cli import vis
@@ -107,3 +108,10 @@ def test_what_names_itself_is_no_line() -> None:
     for name in LAYOUTS:
         picture = lay_out(name, graph)
         assert not picture.routes and len(picture.links) == 1
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_the_server_exports_it(name: str) -> None:
+    with small() as served:
+        answer = served.get(f"/api/v1/graph/export?layout={name}")
+        assert f'"layout":"{name}"'.encode() in answer.content
