@@ -7,6 +7,7 @@ import io
 import json
 import os
 import tarfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -139,15 +140,23 @@ def test_an_answer_that_stays_is_stored_once(tmp_path: Path) -> None:
     assert [json.loads(line)["k"] for line in files["0003/proc.jsonl"].splitlines()] == ["b"]
 
 
-def test_the_first_answer_of_a_round_stands(tmp_path: Path) -> None:
-    path = tmp_path / "r"
-    tape = Tape.record(str(path), ManualClock())
-    tape.begin_round(1)
-    ask(tape, "a", b"1")
-    ask(tape, "a", b"2")
-    tape.close()
-    tape = Tape.replay(str(path))
-    assert ask(tape, "a") == b"1"
+@given(st.lists(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([b"1", b"2", None])), max_size=6), min_size=1))
+def test_answers_that_change_within_a_round_come_in_their_order(rounds: list[list[tuple[str, bytes | None]]]) -> None:
+    """A process that ends between two collectors of one round has done so in the replay too."""
+    gone = ProcessLookupError(errno.ESRCH, "No such process")
+    with tempfile.TemporaryDirectory() as folder:
+        path = f"{folder}/r"
+        tape = Tape.record(path, ManualClock())
+        for number, questions in enumerate(rounds, 1):
+            tape.begin_round(number)
+            for key, answer in questions:
+                ask(tape, key, gone if answer is None else answer)
+        tape.close()
+        tape = Tape.replay(path)
+        for number, questions in enumerate(rounds, 1):
+            tape.begin_round(number)
+            for key, answer in questions:
+                assert ask(tape, key) == ((ProcessLookupError, errno.ESRCH) if answer is None else answer)
 
 
 def test_keys_that_are_gone_are_forgotten_and_still_replayed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

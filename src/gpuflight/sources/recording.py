@@ -12,8 +12,9 @@ The file is a zstd-compressed tar, made to be looked into with ``tar --zstd -xf`
     …
     end.json              {"rounds_count": n}    missing if the file was cut short
 
-A round holds only the answers that differ from the last one to the same key, so an idle machine costs little. A replay
-answers with the newest one at or before its round; a key first asked later has its first answer.
+A round holds only the answers that differ from the last one to the same key, so an idle machine costs little; ``"n"``
+tells how often the key was asked before in that round. A replay answers with the newest one at or before its round and
+question; a key first asked later has its first answer.
 """
 
 from __future__ import annotations

@@ -19,17 +19,18 @@ def line_of(value: dict[str, Any]) -> bytes:
     return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
 
-def encode(key: str, answer: bytes | Exception) -> bytes:
-    """The line of an answer, or of the error that was raised instead."""
+def encode(key: str, answer: bytes | Exception, asked_before: int = 0) -> bytes:
+    """The line of an answer, or of the error that was raised instead; ``asked_before``: how often in its round."""
+    line: dict[str, Any] = {"k": key, "n": asked_before} if asked_before else {"k": key}
     if isinstance(answer, OSError):
-        return line_of({"k": key, "e": [answer.errno or errno.EIO, answer.strerror or ""]})
+        return line_of(line | {"e": [answer.errno or errno.EIO, answer.strerror or ""]})
     if isinstance(answer, SourceUnavailable):
-        return line_of({"k": key, "u": [answer.reason, answer.hint]})
+        return line_of(line | {"u": [answer.reason, answer.hint]})
     assert isinstance(answer, bytes)  # noqa: S101
     try:
-        return line_of({"k": key, "t": answer.decode("utf-8")})
+        return line_of(line | {"t": answer.decode("utf-8")})
     except UnicodeDecodeError:
-        return line_of({"k": key, "b": base64.b64encode(answer).decode("ascii")})
+        return line_of(line | {"b": base64.b64encode(answer).decode("ascii")})
 
 
 def decode(answer: dict[str, Any]) -> bytes | Exception:

@@ -17,14 +17,18 @@ MAX_BYTES = 4 << 30
 
 
 class Reader:
-    """A whole recording in memory: per source and key the rounds in which the answer changed, and to what."""
+    """A whole recording in memory: per source and key when the answer changed (round, questions before in it), and to
+    what."""
 
     def __init__(self) -> None:
         self.meta: dict[str, Any] = {}
         self.rounds: list[int] = []
         self.began: list[tuple[int, float]] = []  # (wall_ns, monotonic_s) of each round
         self.position = 0
-        self._answers: dict[tuple[str, str], tuple[list[int], list[bytes | Exception]]] = {}
+        self._answers: dict[tuple[str, str], tuple[list[tuple[int, int]], list[bytes | Exception]]] = {}
+        # Questions of this round, for the keys whose answer changed within some round.
+        self._asked: dict[tuple[str, str], int] = {}
+        self._within: set[tuple[str, str]] = set()
 
     @classmethod
     def load(cls, path: str) -> Reader:
@@ -80,12 +84,17 @@ class Reader:
             raise InputError(f"{path} was cut short: it has no end")
 
     def _store(self, source: str, answer: dict[str, Any], position: int) -> None:
-        positions, answers = self._answers.setdefault((source, answer.pop("k")), ([], []))
-        positions.append(position)
+        key = (source, answer.pop("k"))
+        positions, answers = self._answers.setdefault(key, ([], []))
+        before = int(answer.pop("n", 0))
+        if before:
+            self._within.add(key)
+        positions.append((position, before))
         answers.append(decode(answer))
 
     def begin_round(self, number: int) -> None:
         self.position = max(0, bisect_right(self.rounds, number) - 1)
+        self._asked.clear()
 
     def answer(self, source: str, key: str) -> bytes:
         kept = self._answers.get((source, key))
@@ -94,7 +103,11 @@ class Reader:
                 f"the recording holds no answer of {source} to {key}", "record with the same collectors and settings"
             )
         positions, answers = kept
-        answer = answers[max(0, bisect_right(positions, self.position) - 1)]
+        before = 0
+        if (source, key) in self._within:
+            before = self._asked.get((source, key), 0)
+            self._asked[source, key] = before + 1
+        answer = answers[max(0, bisect_right(positions, (self.position, before)) - 1)]
         if isinstance(answer, OSError):
             raise OSError(answer.errno, answer.strerror)  # a new one: a raised exception keeps its traceback
         if isinstance(answer, SourceUnavailable):

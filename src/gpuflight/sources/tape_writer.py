@@ -40,8 +40,9 @@ class Writer:
         self._lock = threading.Lock()
         self._round = 0
         self._began: dict[str, Any] = {}
-        self._answers: dict[str, dict[str, bytes]] = {}  # of the current round: source → key → line
-        self._last: dict[tuple[str, str], list[Any]] = {}  # [digest of the newest answer, round it was last asked in]
+        self._answers: dict[str, list[bytes]] = {}  # of the current round: source → lines
+        # [digest of the newest answer, round it was last asked in, how often before in that round]
+        self._last: dict[tuple[str, str], list[Any]] = {}
         self._rounds_count = 0
         self._open = False
         if not force and os.path.lexists(self._path):
@@ -95,15 +96,17 @@ class Writer:
                 return
             last = self._last.get((source, key))
             if last is None:
-                self._last[source, key] = [digest, self._round]
+                last = self._last[source, key] = [b"", self._round, 0]
             elif last[1] == self._round:
-                return  # the first answer of a round stands
+                last[2] += 1
             else:
-                last[1] = self._round
-                if last[0] == digest:
-                    return
-                last[0] = digest
-            self._answers.setdefault(source, {})[key] = line
+                last[1:] = self._round, 0
+            if last[0] == digest:
+                return
+            last[0] = digest
+            if last[2]:  # a process that ended between two questions of one round
+                line = encode(key, answer, last[2])
+            self._answers.setdefault(source, []).append(line)
 
     def close(self) -> None:
         with self._lock:
@@ -160,7 +163,7 @@ class Writer:
         folder = f"{self._round:04d}"
         self._add(f"{folder}/round.json", line_of(self._began))
         for source, lines in sorted(self._answers.items()):
-            self._add(f"{folder}/{source}.jsonl", b"".join(lines.values()))
+            self._add(f"{folder}/{source}.jsonl", b"".join(lines))
         self._answers = {}
         self._rounds_count += 1
         self._began = {}
