@@ -10,6 +10,7 @@ import os
 import socket
 import stat
 import struct
+import time
 from collections.abc import Callable, Iterable
 from typing import Literal
 
@@ -105,12 +106,15 @@ class ControlServer:
 
     def _serve(self, connection: socket.socket) -> None:
         connection.settimeout(_PATIENCE_S)
+        line = _line(connection)  # first: closed with something unread, the other end would lose the answer
         user = _peer(connection)[1]
         if user not in (0, os.geteuid()):
             answer = Answer(ok=False, error="only the user of the process and root may ask it")
         else:
             try:
-                request = msgspec.json.decode(_line(connection), type=Request)
+                if len(line) > _MOST_BYTES:
+                    raise ValueError("too long")
+                request = msgspec.json.decode(line, type=Request)
                 if request.for_s < 0 or request.launches < 0 or (request.stacks or 0) < 0:
                     raise ValueError("numbers must not be negative")
             except ValueError as error:
@@ -201,14 +205,16 @@ def _connected(folder: str, timeout_s: float) -> socket.socket:
 
 
 def _line(connection: socket.socket) -> bytes:
+    """What comes until a newline or the end, within the connection's timeout in all; more than a line may have is cut."""
     data = bytearray()
-    while not data.endswith(b"\n"):
+    end_s = time.monotonic() + (connection.gettimeout() or 0.0)
+    while not data.endswith(b"\n") and len(data) <= _MOST_BYTES:
         block = connection.recv(65_536)
         if not block:
             break
         data += block
-        if len(data) > _MOST_BYTES:
-            raise ValueError("too long")
+        if time.monotonic() > end_s:
+            raise TimeoutError
     return bytes(data)
 
 
