@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from tests.conftest import ROOT
-from tests.tools.faults import FAULTS, injected
+from tests.tools.faults import FAULTS, SLOW, injected
 
 from gpuflight.bottlenecks.build import make_engine
 from gpuflight.bottlenecks.engine import Engine
@@ -23,7 +23,7 @@ from gpuflight.settings import Settings
 from gpuflight.sources.clock import ManualClock
 from gpuflight.sources.open import open_world
 
-QUICK = [name for name in FAULTS if name not in ("zombie", "leak")]
+QUICK = [name for name in FAULTS if name not in SLOW]
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="cgroups and namespaces are made by root")
 needs_cc = pytest.mark.skipif(not any(map(shutil.which, ("cc", "gcc", "clang"))), reason="the fake NVML is compiled")
 
@@ -95,4 +95,20 @@ def test_a_dead_process_that_nobody_collects_and_one_that_grows_for_hours() -> N
                 break
         assert grown and "%" in grown[0], "nothing was said of the leak after 5 hours"
     assert hours.about(120.0, "memory_leak", leak.pid) == []
+    hours.controller.close()
+
+
+@needs_root
+def test_a_process_that_waits_for_a_disk_that_does_not_answer() -> None:
+    hours = Hours()
+    with injected(["stuck"]) as faults:
+        stuck = faults["stuck"]
+        if stuck.refused:
+            pytest.skip(stuck.refused)
+        stuck.begin()
+        reader = int(stuck.element.partition("pid=")[2].partition(",")[0])
+        told = [hours.about(120.0, "stuck_process", reader) for _ in range(4)]
+        assert told[1] == [] and told[-1] and "(state D)" in told[-1][0]
+        stuck.end()
+        assert hours.about(120.0, "stuck_process", reader) == []
     hours.controller.close()

@@ -14,6 +14,7 @@ import contextlib
 import ctypes
 import mmap
 import os
+import random
 import resource
 import shutil
 import signal
@@ -26,6 +27,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
+
+from tests.tools.slow_disk import SIZE_BYTES, new_pause, slow_disk
 
 CGROUPS = Path("/sys/fs/cgroup")
 CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
@@ -299,6 +302,54 @@ def one_core() -> Steps:
     yield "ended"
 
 
+def _disk_that_waits(pause_s: float, readers: int) -> Steps:
+    """Processes that read a disk whose answers take so long, or that does not answer until it is over."""
+    pause = new_pause(0.0)
+    try:
+        with slow_disk(pause) as disk:
+            yield f"Disk({disk.name})" if readers > 1 else "Process(pid=*"
+            pause.value = pause_s
+            children = [_reader(disk.path) for _ in range(readers)]
+            while not all(_state(child) == "D" for child in children):
+                time.sleep(0.01)
+            yield "begun" if readers > 1 else f"Process(pid={children[0]},start=*)"
+            pause.value = 0.0
+            for child in children:
+                os.kill(child, signal.SIGKILL)
+                os.waitpid(child, 0)
+            yield "ended"
+    except OSError as error:
+        raise Refused(str(error)) from None
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+
+
+def _reader(path: str) -> int:
+    """A process that reads blocks of a device, past the cache, until it is killed."""
+    child = os.fork()
+    if child == 0:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+        try:
+            device, block = os.open(path, os.O_RDONLY | os.O_DIRECT), mmap.mmap(-1, 4096)
+            while True:
+                os.preadv(device, [block], random.randrange(SIZE_BYTES // 4096) * 4096)
+        finally:  # the disk is gone
+            os._exit(1)
+    return child
+
+
+def slow_disk_load() -> Steps:
+    """A disk that takes 50 ms for a block, and six that read it."""
+    return _disk_that_waits(0.05, 6)
+
+
+def stuck() -> Steps:
+    """A process that waits in the kernel for a disk that does not answer."""
+    return _disk_that_waits(3600.0, 1)
+
+
 def zombie() -> Steps:
     """A process that is dead and not collected."""
     yield "Process(pid=*"
@@ -330,10 +381,14 @@ FAULTS: dict[str, tuple[Callable[[], Steps], str]] = {
     "descriptors": (descriptors, "descriptor_leak"),
     "queue_full": (queue_full, "ipc_exhaustion"),
     "one_core": (one_core, "few_cpus"),
+    "slow_disk": (slow_disk_load, "slow_storage"),
+    "stuck": (stuck, "stuck_process"),
     "zombie": (zombie, "stuck_process"),
     "leak": (leak, "memory_leak"),
 }
 """Name → what it does, and the rule that should find it."""
+SLOW = ("stuck", "zombie", "leak")
+"""Those that are told after minutes or hours."""
 
 
 @dataclass
@@ -388,8 +443,9 @@ def injected(names: Sequence[str]) -> Iterator[dict[str, Fault]]:
     try:
         for name in names:
             process = subprocess.Popen(
-                [sys.executable, __file__, name], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-            )
+                [sys.executable, "-m", "tests.tools.faults", name],
+                cwd=Path(__file__).parents[2], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            )  # fmt: skip
             faults[name] = Fault(name, FAULTS[name][1], process)
         for fault in faults.values():
             fault.element = fault._hear()

@@ -25,7 +25,7 @@ class SlowStorage(ElementRule):
         "rtt": Threshold(value=50, clear_at=30, unit="ms", source="NFS, skill of witty-profiler"),
     }
     guard = "requests wait: fast disks are busy all the time and yet take more"
-    persist_s = 10.0
+    persist_s = 5.0
     explains = ("data_loader_starvation", "io_bound_idle_gpu", "stuck_process", "gpu_idle_gaps", "major_faults")
     advice = "see who reads and writes (gpuflight describe <disk>), spread the load, cache the data set"
     verify = "iostat -x 5; nfsiostat 5"
