@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import sys
+import time
 import zlib
 from collections import Counter
 
@@ -82,6 +84,31 @@ def test_the_ground_is_that_of_the_theme():
 def test_large_pictures_are_drawn_smaller(size: tuple[float, float]):
     width, height = pixels(*size, 8)
     assert 1 <= width <= SIDE_MAX and 1 <= height <= SIDE_MAX and width * height <= PIXELS_MAX
+
+
+def test_a_picture_that_is_drawn_smaller_says_so():
+    layout = lay_out(vis_scenes.crowd(1000))
+    said = "Drawn with "
+    assert said not in PngRenderer(PngSettings(theme="light", zoom=0.2)).build(layout).foot
+    document = PngRenderer(PngSettings(theme="light", zoom=8)).build(layout)
+    assert said in document.foot and "not 8: a PNG has at most 40 million pixels" in document.foot
+    assert not layout.notes or said not in layout.notes[0], "the layout is that of the caller"
+
+
+def test_a_thousand_entities_take_seconds():
+    """CPU time: 2 s, and 30 s when each line was a picture of its own."""
+    layout = lay_out(vis_scenes.crowd(1000))
+    began = time.process_time()
+    written(layout, PngSettings(theme="light", zoom=1))
+    assert time.process_time() - began < 10
+
+
+def test_lines_are_as_thin_in_colour_as_in_svg():
+    """The sheet that goes before that of the picture: without it, lines would be layers."""
+    layout = lay_out(small())
+    style = PngRenderer().build(layout).style
+    assert re.search(r"^\.e\{.*opacity:\.85\}$", style, re.MULTILINE)
+    assert png._STYLE == "path.e{opacity:1;stroke-opacity:.85}"
 
 
 def test_without_the_package_one_line_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch):
