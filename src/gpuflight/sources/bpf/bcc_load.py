@@ -42,23 +42,6 @@ class _MapAttr(ctypes.Structure):
     ]
 
 
-class _ProgramAttr(ctypes.Structure):
-    _fields_ = [
-        ("type", ctypes.c_uint32),
-        ("count", ctypes.c_uint32),
-        ("instructions", ctypes.c_uint64),
-        ("license", ctypes.c_uint64),
-        ("log_level", ctypes.c_uint32),
-        ("log_size", ctypes.c_uint32),
-        ("log", ctypes.c_uint64),
-        ("kernel_version", ctypes.c_uint32),
-        ("flags", ctypes.c_uint32),
-        ("name", ctypes.c_char * _NAME_BYTES),
-        ("interface", ctypes.c_uint32),
-        ("expected_attach_type", ctypes.c_uint32),
-    ]
-
-
 class _RawTracepointAttr(ctypes.Structure):
     _fields_ = [("name", ctypes.c_uint64), ("prog_fd", ctypes.c_uint32), ("padding", ctypes.c_uint32)]
 
@@ -93,7 +76,7 @@ def load_program(name: str, kind: int, instructions: bytes, expected_attach_type
     """A program: its descriptor. Raises Rejected with the verifier's log."""
     code = ctypes.create_string_buffer(instructions, len(instructions))
     licence = ctypes.create_string_buffer(b"GPL")
-    attr = _ProgramAttr(
+    attr = syscalls.ProgramAttr(
         type=kind,
         count=len(instructions) // 8,
         instructions=ctypes.addressof(code),

@@ -226,7 +226,9 @@ def map_info(map_fd: int) -> MapInfo:
     return info
 
 
-class _ProgramAttr(ctypes.Structure):
+class ProgramAttr(ctypes.Structure):
+    """What PROG_LOAD is told; ``instructions``, ``license`` and ``log`` are addresses."""
+
     _fields_ = [
         ("type", ctypes.c_uint32),
         ("count", ctypes.c_uint32),
@@ -247,7 +249,7 @@ def load_nothing(expected_attach_type: int = 0) -> int:
     """A uprobe program that returns 0, to learn whether programs may be loaded at all: its descriptor."""
     code = (ctypes.c_uint64 * 2)(0xB7, 0x95)  # r0 = 0; exit
     licence = ctypes.create_string_buffer(b"GPL")
-    attr = _ProgramAttr(
+    attr = ProgramAttr(
         type=PROG_TYPE_KPROBE,
         count=2,
         instructions=ctypes.addressof(code),
