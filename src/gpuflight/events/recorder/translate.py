@@ -87,8 +87,8 @@ class Translator:
         if chunk.group not in ("kernel", "memcpy"):
             self.counts[chunk.group] += translate(chunk, Fields(array))
             return
-        for part in numpy().array_split(array, max(len(array) // _AT_ONCE, 1)):
-            self.counts[chunk.group] += translate(chunk, Fields(part))
+        for begin in range(0, len(array), _AT_ONCE):
+            self.counts[chunk.group] += translate(chunk, Fields(array[begin : begin + _AT_ONCE]))
 
     def _spans(self, group: str, fields: Mapping[str, Any]) -> tuple[Any, Any, Any] | None:
         """(which records have sane times or None for all, start in UNIX ns, duration); None where none has.
@@ -374,7 +374,7 @@ def _take(rows: dict[str, Any], fields: Mapping[str, Any], names: Mapping[str, s
     """Columns under the names of the wire, those that there are."""
     for wire, name in names.items():
         if name in fields:
-            rows[wire] = fields[name].astype(numpy().int64)
+            rows[wire] = fields[name]
 
 
 def _some(fields: Mapping[str, Any], chosen: Any | None) -> Mapping[str, Any]:
