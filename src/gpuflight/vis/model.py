@@ -12,6 +12,7 @@ from typing import Any, Literal
 from msgspec import Struct, field
 
 from gpuflight.graph import Edge, Entity
+from gpuflight.graph.element import EMPTY
 from gpuflight.rounds import Coverage, Environment, Finding
 from gpuflight.vis.timeline import Timeline
 
@@ -28,13 +29,14 @@ class Bar(Struct, gc=False):
     text: str
 
 
-class Box(Struct, gc=False, kw_only=True, omit_defaults=True):
+class Box(Struct, gc=False, omit_defaults=True):
     """One entity, or one group of them, with its place.
 
     ``scale`` is the size of its text relative to normal: what stands inside a group is drawn smaller and read by
     zooming in. ``rule`` says, for a group, why these were folded; ``count`` how many entities it stands for, deep.
     ``missing`` marks an entity that an edge names but the graph does not hold. ``change``: what a comparison found,
-    ``added``, ``removed`` or ``changed`` (set by ``gpuflight.vis.changes``).
+    ``added``, ``removed`` or ``changed`` (set by ``gpuflight.vis.changes``). Attributes and metrics are the entity's
+    own, where it has none the read-only ``EMPTY``: not to be changed in place.
     """
 
     id: str
@@ -51,9 +53,9 @@ class Box(Struct, gc=False, kw_only=True, omit_defaults=True):
     lines: list[str] = field(default_factory=list)
     bars: list[Bar] = field(default_factory=list)
     children: list[Box] = field(default_factory=list)
-    attributes: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, Any] = field(default_factory=dict)
-    unknown: dict[str, str] = field(default_factory=dict)
+    attributes: dict[str, Any] = EMPTY
+    metrics: dict[str, Any] = EMPTY
+    unknown: dict[str, str] = EMPTY
     ns: str = ""
     rule: str = ""
     count: int = 1
@@ -72,9 +74,9 @@ class Link(Struct, gc=False, kw_only=True, omit_defaults=True):
     category: str
     medium: str
     directed: bool = True
-    attributes: dict[str, Any] = field(default_factory=dict)
-    metrics: dict[str, Any] = field(default_factory=dict)
-    unknown: dict[str, str] = field(default_factory=dict)
+    attributes: dict[str, Any] = EMPTY
+    metrics: dict[str, Any] = EMPTY
+    unknown: dict[str, str] = EMPTY
     route: int = -1
     change: str = ""
 

@@ -116,11 +116,6 @@ def human(name: str, value: Any) -> str:
     return human_si(value, "") if abs(value) >= 1e5 else _short(abs(value)) if value >= 0 else "-" + _short(-value)
 
 
-def plain_dict(values: Mapping[str, Any]) -> dict[str, Any]:
-    """``values`` as a dictionary, itself if it is one: an element without any shares a read-only empty mapping."""
-    return values if type(values) is dict else dict(values)
-
-
 def finite(metrics: Mapping[str, Any], name: str) -> float | None:
     """A metric as a finite number, or None when it is absent or is none."""
     value = metrics.get(name)
@@ -150,8 +145,7 @@ def plural(count: int, noun: str) -> str:
 def width(text: str, size: float) -> float:
     """Estimated width of ``text`` in a proportional sans-serif font of ``size`` units: 0.61 em a character, 1.1 em a
     wide one (East Asian, emoji). Renderers that know the font still cut at the box's border."""
-    text = text[:200]
-    count = len(text)
+    count = min(len(text), 200)
     if not text.isascii():
-        count += int(len(_WIDE.findall(text)) * 0.8)
+        count += int(len(_WIDE.findall(text[:200])) * 0.8)
     return count * size * 0.61

@@ -6,12 +6,13 @@ import math
 from collections import defaultdict
 from typing import Any, Protocol
 
-from gpuflight.graph import Edge, Graph
+from gpuflight.graph import Graph
+from gpuflight.graph.element import EMPTY
 from gpuflight.vis.layout.hardware import HARDWARE_KINDS
 from gpuflight.vis.layout.item import Item, common_ancestor
 from gpuflight.vis.layout.pack import is_chip
 from gpuflight.vis.model import Link
-from gpuflight.vis.text import finite, human, plain_dict
+from gpuflight.vis.text import finite, human
 from gpuflight.vis.visual import QUIET_KINDS, medium_of
 
 PORTS = frozenset(
@@ -88,30 +89,41 @@ class Bundles:
         self.inside = 0
         self._anchors: dict[str, Item] = {}
         pipes: dict[str, tuple[list[tuple[str, int]], list[tuple[str, int]]]] = defaultdict(lambda: ([], []))
-        items = forest.items
-        for key, edge in forest.graph.edges.items():
+        items, used = forest.items, forest.used
+        told: dict[tuple[str, str, str], tuple[str, str, bool, bool]] = {}  # what the kinds of an edge and its ends say
+        add_link = self.links.append
+        for index, (key, edge) in enumerate(forest.graph.edges.items()):
             source, target, kind = key
-            source_kind, target_kind = items[source].kind, items[target].kind
-            medium = medium_of(kind, edge.category, source_kind, target_kind)
-            index = len(self.links)
-            self.links.append(_link(edge, kind, medium))
-            if kinds is not None and kind not in kinds:
+            ends = kind, items[source].kind, items[target].kind
+            known = told.get(ends)
+            if known is None:
+                medium = medium_of(kind, edge.category, *ends[1:])
+                shown = _is_line(*ends, medium) if nested else kind not in CROWDED_KINDS
+                shown = shown and (kinds is None or kind in kinds)
+                told[ends] = known = medium, edge.category, edge.directed, shown
+            medium, category, directed, shown = known
+            add_link(
+                Link(
+                    source=source,
+                    target=target,
+                    kind=kind,
+                    category=category,
+                    medium=medium,
+                    directed=directed,
+                    attributes=edge.attributes or EMPTY,
+                    metrics=edge.metrics or EMPTY,
+                    unknown=edge.unknown or EMPTY,
+                )
+            )
+            if not shown or key in used:
                 continue
-            if not nested:
-                if kind not in CROWDED_KINDS and key not in forest.used:
-                    self._add(source, target, medium, index, edge.directed)
-                continue
-            if kind in QUIET_KINDS or key in forest.used:
-                continue
-            if kind == "Belong" or (medium == "deploy" and target_kind in HARDWARE_KINDS):
-                continue  # an endpoint stands in the box around all that hold it; where a file lies is in its details
-            if kind == "SendTo" and "Pipe" in (source_kind, target_kind):
-                if target_kind == "Pipe":
+            if nested and kind == "SendTo" and "Pipe" in ends:
+                if ends[2] == "Pipe":
                     pipes[target][0].append((source, index))
                 else:
                     pipes[source][1].append((target, index))
                 continue
-            self._add(source, target, medium, index, edge.directed)
+            self._add(source, target, medium, index, directed)
         for pipe, (writers, readers) in pipes.items():
             self._add_pipe(pipe, writers, readers)
         for bundle in self.bundles.values():
@@ -132,9 +144,6 @@ class Bundles:
 
     def anchor(self, node_id: str) -> Item:
         """The box at which lines of an entity end."""
-        known = self._anchors.get(node_id)
-        if known is not None:
-            return known
         item = self.forest.items[node_id]
         group: Item | None = None
         above = item.parent
@@ -155,13 +164,14 @@ class Bundles:
         return found
 
     def _add(self, source: str, target: str, medium: str, index: int, directed: bool, passing: str = "") -> None:
-        first, second = self.anchor(source), self.anchor(target)
+        anchors = self._anchors
+        first, second = anchors.get(source) or self.anchor(source), anchors.get(target) or self.anchor(target)
         if first is second:
             self.inside += 1
             return
         if _says_nesting(first, second, medium) or _says_nesting(second, first, medium):
             return
-        swapped = (second.id, first.id) < (first.id, second.id)
+        swapped = second.id < first.id
         if swapped:
             first, second = second, first
         key = (first.id, second.id, medium)
@@ -179,7 +189,7 @@ class Bundles:
         for thing in (source, target, passing):
             if thing:
                 kind = items[thing].kind
-                if kind in _SHORT or kind == "Socket":
+                if kind in _SHORT:
                     bundle.things.setdefault(kind, set()).add(thing)
 
     def weigh(self) -> None:
@@ -193,6 +203,12 @@ class Bundles:
             for bundle, size in found:
                 share = size / most if most > 0 else 0.0
                 bundle.weight = round(max(0.0, 1 + math.log10(share) / 3), 3) if share > 0 else 0.0
+
+
+def _is_line(kind: str, source_kind: str, target_kind: str, medium: str) -> bool:
+    """Whether an edge between boxes in boxes may be a line. An endpoint stands in the box around all that hold it;
+    where a file lies is in its details."""
+    return kind not in QUIET_KINDS and kind != "Belong" and (medium != "deploy" or target_kind not in HARDWARE_KINDS)
 
 
 def _between(first: Item, second: Item) -> tuple[Item, Item, Item]:
@@ -219,25 +235,6 @@ def _says_nesting(outer: Item, inner: Item, medium: str) -> bool:
     return above is outer
 
 
-def _link(edge: Edge, kind: str, medium: str) -> Link:
-    link = Link(
-        source=edge.source,
-        target=edge.target,
-        kind=kind,
-        category=edge.category,
-        medium=medium,
-        directed=edge.directed,
-    )
-    # most say nothing: each call spared counts, there is one link for every edge
-    if edge.attributes:
-        link.attributes = plain_dict(edge.attributes)
-    if edge.metrics:
-        link.metrics = plain_dict(edge.metrics)
-    if edge.unknown:
-        link.unknown = edge.unknown
-    return link
-
-
 def _amount(metrics: list[dict[str, Any]]) -> tuple[str, float] | None:
     """What flows on some links together, with the unit it is counted in: rates (both ways) if any link knows one, else
     what a link should carry, else volumes sent and received, else how much memory is used or mapped."""
@@ -262,13 +259,12 @@ def _amount(metrics: list[dict[str, Any]]) -> tuple[str, float] | None:
 def route_label(bundle: Bundle, links: list[Link]) -> str:
     """The words at a line: what and how many, then how much."""
     words: list[str] = []
-    for kind, short in _SHORT.items():
-        things = bundle.things.get(kind)
-        if things and bundle.medium == "ipc":
+    for kind, short in _SHORT.items() if bundle.medium == "ipc" else ():
+        if things := bundle.things.get(kind):
             count = (len(things) + 1) // 2 if kind == "UnixSocket" else len(things)  # a pair is one connection
             words.append(short if count == 1 else f"{short} ×{count}")
     if bundle.medium == "network":
-        connections = sum(1 for index in bundle.links if links[index].kind == "ConnectTo") or len(bundle.links)
+        connections = [links[index].kind for index in bundle.links].count("ConnectTo") or len(bundle.links)
         words.append(f"{connections} conn." if connections > 1 else "")
     elif bundle.medium == "fabric":
         count_links = sum(finite(links[index].metrics, "links_count") or 0 for index in bundle.links)
@@ -284,4 +280,4 @@ def route_label(bundle: Bundle, links: list[Link]) -> str:
         rtt = finite(links[bundle.links[0]].metrics, "rtt_ms")
         if rtt is not None:
             words.append(f"rtt {human('rtt_ms', rtt)}")
-    return " · ".join(word for word in words if word)
+    return " · ".join(filter(None, words))

@@ -8,7 +8,7 @@ from gpuflight.vis.base import Layout, LayoutOptions
 from gpuflight.vis.layout.bundle import Bundles
 from gpuflight.vis.layout.cards import tell_apart, write_card
 from gpuflight.vis.layout.fold import fold
-from gpuflight.vis.layout.item import set_depths, walk
+from gpuflight.vis.layout.item import by_level, set_depths
 from gpuflight.vis.layout.order import order
 from gpuflight.vis.layout.pack import pack, place
 from gpuflight.vis.layout.picture import MARGIN, finish
@@ -54,7 +54,7 @@ def folded(graph: Graph, options: LayoutOptions) -> Forest:
     forest.build()
     score(forest)
     fold(forest)
-    for item in walk(forest.root):
+    for item in by_level(forest.root):
         if len(item.children) > 1 and not item.folds:
             tell_apart(item.children)
     return forest

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 
-from gpuflight.vis.layout.item import Item, natural_key, walk
+from gpuflight.vis.layout.item import Item, by_level, natural_key, walk
 from gpuflight.vis.layout.score import ALWAYS, CONNECTED
 from gpuflight.vis.layout.tree import Forest
 from gpuflight.vis.text import finite, human, human_bytes, plural
@@ -38,33 +38,27 @@ def fold(forest: Forest) -> None:
         processes.sort(key=lambda item: (-item.score, item.depth, len(item.id), item.id))
         surplus.update(item for item in processes[options.shown_processes_max :] if item.score < ALWAYS)
     inner: set[Item] = set()  # stands in a group already
-    for box in walk(forest.root):
+    for box in [item for item in walk(forest.root) if item.children]:
         if box.parent is not None and (box.parent.folds or box.parent in inner):
             inner.add(box)
-        if box.children:
+        if box.children:  # unless they have gone into a group of kernel threads
             _fold_children(forest, box, crowded, surplus, small=box in inner)
     _tell(forest)
 
 
 def _tell(forest: Forest) -> None:
     """Say in the notes how much is folded: no format shows the inside of groups as plainly as boxes."""
-    groups = [item for item in walk(forest.root) if item.folds]
+    groups = entities = 0
+    inside: set[Item] = set()  # boxes in groups
+    for box in by_level(forest.root):
+        groups += box.folds
+        if box.children and (box.folds or box in inside):
+            inside.update([child for child in box.children if child.children])
+            entities += sum([child.entity is not None for child in box.children])
     if groups:
-        inside = sum(_entities(group) for group in groups if not _in_group(group))
         forest.notes.append(
-            f"{plural(inside, 'entity')} folded into {plural(len(groups), 'group')}; each says how many, and why"
+            f"{plural(entities, 'entity')} folded into {plural(groups, 'group')}; each says how many, and why"
         )
-
-
-def _entities(group: Item) -> int:
-    return sum(1 for item in walk(group) if item.entity is not None)
-
-
-def _in_group(item: Item) -> bool:
-    above = item.parent
-    while above is not None and not above.folds:
-        above = above.parent
-    return above is not None
 
 
 class _Folder:
@@ -83,13 +77,14 @@ class _Folder:
         group.count = 0
         group.folds = True
         group.role = "group"
+        group.children = list(members)
         for item in members:
-            group.adopt(item)
-        group.score = max(item.score for item in members)
-        group.ground = any(item.ground for item in members)
+            item.parent = group
+        group.score = max([item.score for item in members])
+        group.ground = True in [item.ground for item in members]
         group.lines = _sums(members)
-        taken = {id(item) for item in members}
-        self.rest = [item for item in self.rest if id(item) not in taken]
+        taken = set(members)
+        self.rest = [item for item in self.rest if item not in taken]
         self.groups.append(group)
 
     def take(self, key: str, test: Callable[[Item], bool], least: int, label: str, rule: str) -> None:
@@ -99,9 +94,9 @@ class _Folder:
             self.group(key, members, plural(len(members), label), rule)
 
     def finish(self) -> None:
-        self.box.children = []
-        for item in (*self.rest, *self.groups):
-            self.box.adopt(item)
+        self.box.children = [*self.rest, *self.groups]
+        for group in self.groups:
+            group.parent = self.box
 
 
 def _fold_children(forest: Forest, box: Item, crowded: bool, surplus: set[Item], small: bool) -> None:
@@ -112,6 +107,9 @@ def _fold_children(forest: Forest, box: Item, crowded: bool, surplus: set[Item],
         return
     _fold_kernel_threads(folder)
     _fold_ports(folder)
+    if not folder.rest:
+        folder.finish()
+        return
     if box.kind == "Elsewhere" and not box.children[0].missing:
         _fold_peers(folder)
     _fold_hardware(folder)
@@ -179,13 +177,16 @@ def _fold_sockets(folder: _Folder, sockets: list[Item]) -> None:
 def _fold_pairs(folder: _Folder, sockets: list[Item]) -> list[Item]:
     """Sockets whose far ends all stand in one box, or at one address; the rest. Where the pairs are many, none is told:
     the lines do."""
+    if len(sockets) < PAIR_MIN:
+        return sockets
     by_peer: dict[tuple[str, str], list[Item]] = defaultdict(list)
+    far_ends = _far_ends(folder.forest)
     for item in sockets:
-        peers = _far_ends(folder.forest).get(item.id, frozenset())
-        if len(peers) == 1:
-            by_peer[next(iter(peers))].append(item)
+        far = far_ends.get(item.id)
+        if far is not None:
+            by_peer[far].append(item)
     pairs = {peer: members for peer, members in by_peer.items() if len(members) >= PAIR_MIN}
-    if len(pairs) > PAIRS_MAX:
+    if not pairs or len(pairs) > PAIRS_MAX:
         return sockets
     taken: set[Item] = set()
     for (peer, label), members in pairs.items():
@@ -194,15 +195,19 @@ def _fold_pairs(folder: _Folder, sockets: list[Item]) -> list[Item]:
     return [item for item in sockets if item not in taken]
 
 
-def _far_ends(forest: Forest) -> dict[str, frozenset[tuple[str, str]]]:
-    """For each socket, the boxes (id, label) that hold the other ends of its connections; made once."""
+def _far_ends(forest: Forest) -> dict[str, tuple[str, str] | None]:
+    """For each socket, the box (id, label) that holds the other ends of its connections, None if it is not one; made
+    once."""
     if forest.far_ends is None:
-        found: dict[str, set[tuple[str, str]]] = defaultdict(set)
-        for source, target, kind in forest.graph.edges:
-            if kind == "ConnectTo":
-                for near, far in ((source, target), (target, source)):
-                    found[near].add(_holder(forest.items[far]))
-        forest.far_ends = {name: frozenset(peers) for name, peers in found.items()}
+        connections = [key for key in forest.flows if key[2] == "ConnectTo"]
+        ends = {source for source, _, _ in connections} | {target for _, target, _ in connections}
+        holders = {end: _holder(forest.items[end]) for end in ends}
+        found: dict[str, tuple[str, str] | None] = {}
+        for source, target, _ in connections:
+            for near, far in ((source, target), (target, source)):
+                if found.setdefault(near, holders[far]) != holders[far]:
+                    found[near] = None
+        forest.far_ends = found
     return forest.far_ends
 
 
@@ -316,7 +321,7 @@ def _sums(members: Iterable[Item]) -> list[str]:
     cpu = memory = 0.0
     seen = False
     for member in members:
-        if member.entity is None or member.kind != "Process":
+        if member.kind != "Process" or member.entity is None:
             continue
         value = finite(member.entity.metrics, "cpu_pct")
         rss = finite(member.entity.metrics, "rss_bytes")

@@ -108,8 +108,11 @@ def nest_hardware(
     graph: Graph, items: Mapping[str, Item], parents: dict[str, str], holders: Mapping[str, list[str]]
 ) -> None:
     """Fill ``parents`` for every hardware entity that stands in another one; the rest goes to the hardware band."""
+    hardware = [item for item in items.values() if item.kind in HARDWARE_KINDS and item.entity is not None]
+    if not hardware:
+        return
     wiring = _Wiring(graph, items)
-    devices = [item for item in items.values() if item.kind in DEVICE_KINDS and item.entity is not None]
+    devices = [item for item in hardware if item.kind in DEVICE_KINDS]
     devices.sort(key=lambda item: (DEVICE_KINDS.index(item.kind), item.id))
     functions: dict[str, str] = {}  # function → the device that shows it
     below: dict[str, int] = defaultdict(int)
@@ -124,9 +127,7 @@ def nest_hardware(
             if item.kind in _ACCELERATORS:
                 accelerated.add(bridge)
     frames = _switch_frames(wiring, below, accelerated)
-    for item in items.values():
-        if item.entity is None or item.kind not in HARDWARE_KINDS:
-            continue
+    for item in hardware:
         parent = _parent(item, wiring, functions, frames, holders)
         if parent is not None and parent != item.id and items[parent].entity is not None:
             parents[item.id] = parent

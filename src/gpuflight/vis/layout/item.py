@@ -70,6 +70,16 @@ def walk(root: Item) -> list[Item]:
     return found
 
 
+def by_level(root: Item) -> list[Item]:
+    """``root`` and everything under it, level by level: parents before children in half the time of ``walk``, for all
+    that need no more of an order."""
+    found = [root]
+    for item in found:  # grows while it is read
+        if item.children:
+            found += item.children
+    return found
+
+
 def common_ancestor(first: Item, second: Item) -> Item:
     """The smallest item around both (or the one that is around the other). Depths must be set."""
     while first is not second:
@@ -91,10 +101,12 @@ def nearest(item: Item, kinds: frozenset[str]) -> Item | None:
 
 def set_depths(root: Item) -> None:
     """Set the depth of everything under ``root``."""
-    root.depth = 0
-    for item in walk(root):
-        for child in item.children:
-            child.depth = item.depth + 1
+    depth, level = 0, [root]
+    while level:
+        for item in level:
+            item.depth = depth
+        level = [child for item in level for child in item.children]
+        depth += 1
 
 
 _NUMBER = re.compile("([0-9]+)")

@@ -7,10 +7,11 @@ from collections.abc import Iterable
 
 from gpuflight.events.export.lanes import Lanes
 from gpuflight.graph import Graph
+from gpuflight.graph.element import EMPTY
 from gpuflight.vis.layout.cards import write_card
 from gpuflight.vis.layout.item import Item
 from gpuflight.vis.model import Box, LegendEntry
-from gpuflight.vis.text import human, plain_dict
+from gpuflight.vis.text import human
 from gpuflight.vis.timeline import Lane, Slice, Timeline
 from gpuflight.vis.visual import KIND_CATEGORY, KIND_NOUN, SLICES
 
@@ -56,8 +57,8 @@ class Canvas:
         return Box(
             id=entity_id, kind=entity.kind, label=item.label, category=KIND_CATEGORY.get(entity.kind, "bus"),
             role=item.role, x=x, y=y, w=w, h=h, lines=item.lines, bars=item.bars,
-            attributes=plain_dict(entity.attributes), metrics=plain_dict(entity.metrics),
-            unknown=entity.unknown or {}, ns=entity.ns,
+            attributes=entity.attributes or EMPTY, metrics=entity.metrics or EMPTY,
+            unknown=entity.unknown or EMPTY, ns=entity.ns,
         )  # fmt: skip
 
     def ours(self, kind: str, label: str, category: str, x: float, y: float, w: float, h: float) -> Box:

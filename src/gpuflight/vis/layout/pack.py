@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 
 from gpuflight.vis.layout.cards import CHIP_KINDS
-from gpuflight.vis.layout.item import Item, walk
+from gpuflight.vis.layout.item import Item, by_level
 from gpuflight.vis.text import width
 
 TITLE, TEXT = 12.0, 10.5  # font sizes
@@ -43,7 +43,8 @@ def _title_width(item: Item) -> float:
 
 def _size_leaf(item: Item) -> None:
     if item.role == "chip":
-        item.w = min(CHIP_MAX_W, max(44.0, width(item.label, TEXT) + 31))
+        least = width(item.label, TEXT) + 31
+        item.w = 44.0 if least < 44.0 else least if least < CHIP_MAX_W else CHIP_MAX_W
         item.h = CHIP_H
         return
     widest = max((width(line, TEXT) for line in item.lines), default=0.0)
@@ -56,22 +57,24 @@ def _size_leaf(item: Item) -> None:
 
 def pack_inside(box: Item) -> None:
     """Set the size of ``box`` and of all in it, children before parents, and their places within it."""
-    everything = walk(box)
+    outer: list[Item] = []
     small: set[Item] = set()  # stands in a group, so any fair place will do
-    for item in everything:
-        if item.folds or item in small:
-            small.update(item.children)
-    for item in reversed(everything):
+    for item in by_level(box):
         if not item.children:
             _size_leaf(item)
-        elif item.folds:
+            continue
+        outer.append(item)
+        if item.folds or item in small:
+            small.update(item.children)
+    for item in reversed(outer):
+        if item.folds:
             _size_group(item)
         else:
             _size_frame(item, item in small)
 
 
 def _size_group(item: Item) -> None:
-    area = sum((child.w + CHIP_GAP) * (child.h + CHIP_GAP) for child in item.children)
+    area = sum([(child.w + CHIP_GAP) * (child.h + CHIP_GAP) for child in item.children])
     if is_chip(item):
         item.header = 0.0
         field_w, field_h = CHIP_FIELD_W, CHIP_H - 6
@@ -87,9 +90,8 @@ def _size_group(item: Item) -> None:
         item.h = item.header + field_h + 8
         left, top = 8.0, item.header
     aim = math.sqrt(area * field_w / field_h)
-    content_w, content_h = _rows(
-        item, item.children, max(aim, max(child.w for child in item.children)), CHIP_GAP, 0.0, 0.0
-    )
+    widest = max([child.w for child in item.children])
+    content_w, content_h = _rows(item, item.children, max(aim, widest), CHIP_GAP, 0.0, 0.0)
     scale = min(field_w / content_w, field_h / content_h, 0.8)
     item.content_scale = scale
     for child in item.children:
@@ -104,7 +106,7 @@ def _size_frame(item: Item, small: bool) -> None:
     item.header = 26 + lines
     least = min(320.0, _title_width(item) + 8)
     if item.lines:
-        least = max(least, min(360.0, max(width(line, TEXT) for line in item.lines) + 26))
+        least = max(least, min(360.0, max([width(line, TEXT) for line in item.lines]) + 26))
     if item.bars:
         least = max(least, 176.0)
     if item.kind in _DEVICES:
@@ -113,16 +115,16 @@ def _size_frame(item: Item, small: bool) -> None:
             child.w *= DEVICE_SCALE
             child.h *= DEVICE_SCALE
     children = sorted_children(item)
-    ratio = _ratio(item)
-    target = max(_target_width(item.children, _gap(item), ratio), least - 2 * PAD)
-    hardware = next((child for child in item.children if child.kind == "Hardware"), None)
-    if hardware is not None and len(item.children) > 1:
-        inner_w, inner_h = _pack_host(item, hardware, children, target)
+    ratio, gap = _ratio(item), _gap(item)
+    target = max(_target_width(item.children, gap, ratio), least - 2 * PAD)
+    hardware = [child for child in item.children if child.kind == "Hardware"]
+    if hardware and len(item.children) > 1:
+        inner_w, inner_h = _pack_host(item, hardware[0], children, target)
     elif small:
-        widest = max(child.w for child in item.children)
-        inner_w, inner_h = _place_bands(item, children, max(target, widest), _gap(item))
+        widest = max([child.w for child in item.children])
+        inner_w, inner_h = _place_bands(item, children, max(target, widest), gap)
     else:
-        inner_w, inner_h = _pack_rows(item, children, target, _gap(item), ratio)
+        inner_w, inner_h = _pack_rows(item, children, target, gap, ratio)
     item.w = max(least, inner_w + 2 * PAD)
     item.h = item.header + inner_h + PAD + min(28.0, 3.0 * max(0, item.child_links - 2))  # lanes under the last row
     if item.kind in _DEVICES:
@@ -182,10 +184,10 @@ def sorted_children(item: Item) -> list[list[Item]]:
     """Children in bands from top to bottom: chips, then boxes, then what is wired to the ground, then the ground."""
     bands: list[list[Item]] = [[], [], [], []]
     for child in item.children:
-        if child.kind == "Hardware" or _is_rail(child):
-            bands[3].append(child)
-        elif is_chip(child) or child.kind == "Elsewhere":
+        if is_chip(child) or child.kind == "Elsewhere":
             bands[0].append(child)
+        elif child.kind == "Hardware" or _is_rail(child):
+            bands[3].append(child)
         elif item.kind in ("Numa", "PciDevice"):  # ground itself: what work above is wired to stands on top
             bands[1 if _accelerates(child) else 2].append(child)
         else:
@@ -211,7 +213,7 @@ def _gap(item: Item) -> float:
 
 
 def _target_width(children: list[Item], gap: float, ratio: float = GOLDEN) -> float:
-    area = sum((child.w + ROW_GAP) * (child.h + gap) for child in children)
+    area = sum([(child.w + ROW_GAP) * (child.h + gap) for child in children])
     return math.sqrt(area * ratio)
 
 
@@ -278,26 +280,24 @@ def _rows(item: Item, band: list[Item], target: float, gap_x: float, top: float,
     column: Item | None = None
     column_y = 0.0
     stacking = gap_x > CHIP_GAP
+    limit = target + 0.01
     for child in band:
-        if (
-            stacking
-            and column is not None
-            and not child.ground
-            and column_y + gap_x + child.h <= row_h
-            and child.w <= column.w
-        ):
+        w, h = child.w, child.h
+        if stacking and column is not None and not child.ground and column_y + gap_x + h <= row_h and w <= column.w:
             child.x, child.y = column.x, top + y + column_y + gap_x
-            column_y += gap_x + child.h
+            column_y += gap_x + h
             continue
-        if x and x + child.w > target + 0.01:
+        if x and x + w > limit:
             item.rows.append((top + y, top + y + row_h))
             y += row_h + gap_y
             x = row_h = 0.0
         child.x, child.y = x, top + y
-        column, column_y = child, child.h
-        x += child.w + gap_x
-        row_h = max(row_h, child.h)
-        widest = max(widest, x - gap_x)
+        column, column_y = child, h
+        x += w + gap_x
+        if h > row_h:
+            row_h = h
+        if x - gap_x > widest:
+            widest = x - gap_x
     item.rows.append((top + y, top + y + row_h))
     return widest, y + row_h
 
@@ -311,13 +311,16 @@ def place(root: Item, margin: float) -> None:
 
 def place_inside(root: Item) -> None:
     """Make the places of all that is in ``root`` absolute, whose own place and scale are."""
-    for item in walk(root):
-        inner = item.scale * item.content_scale
-        if item.rows and item.scale != 1.0:
-            item.rows = [(top * item.scale, bottom * item.scale) for top, bottom in item.rows]
+    for item in by_level(root):
+        if not item.children:
+            continue
+        x, y, scale = item.x, item.y, item.scale
+        inner = scale * item.content_scale
+        if item.rows and scale != 1.0:
+            item.rows = [(top * scale, bottom * scale) for top, bottom in item.rows]
         for child in item.children:
-            child.x = item.x + child.x * item.scale
-            child.y = item.y + child.y * item.scale
+            child.x = x + child.x * scale
+            child.y = y + child.y * scale
             child.scale = inner
             child.w *= inner
             child.h *= inner

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from gpuflight.vis.layout.item import Item, nearest, walk
+from gpuflight.vis.layout.item import by_level, nearest
 from gpuflight.vis.layout.tree import Forest
 from gpuflight.vis.text import finite
 from gpuflight.vis.visual import medium_of
@@ -20,18 +20,10 @@ _GROUND = frozenset(("GPU", "NPU", "MigInstance", "RdmaDevice", "RdmaPort"))
 def score(forest: Forest) -> None:
     """Set ``score`` and ``ground`` of every item; a box is worth at least what it holds."""
     items = forest.items
-    homes: dict[str, Item | None] = {}
-
-    def home(node_id: str) -> Item | None:
-        found = homes.get(node_id, forest.root)
-        if found is forest.root:
-            homes[node_id] = found = nearest(items[node_id], _WORKLOAD)
-        return found
-
-    for (source, target, kind), edge in forest.graph.edges.items():
-        if edge.category != "data_stream":
-            continue
-        first, second = home(source), home(target)
+    ends = {source for source, _, _ in forest.flows} | {target for _, target, _ in forest.flows}
+    homes = {end: nearest(items[end], _WORKLOAD) for end in ends}
+    for source, target, kind in forest.flows:
+        first, second = homes[source], homes[target]
         kinds = items[source].kind, items[target].kind
         if kinds[0] in _GROUND or kinds[1] in _GROUND:
             for item in (first, second):
@@ -48,16 +40,17 @@ def score(forest: Forest) -> None:
         for name in finding.entities:
             if name in items:
                 items[name].score += ALWAYS
-    order = walk(forest.root)
+    order = by_level(forest.root)
     for item in order:
-        if item.entity is not None:
-            cpu = finite(item.entity.metrics, "cpu_pct")
-            if cpu is not None and cpu >= 1.0:
+        entity = item.entity
+        if entity is not None:
+            if entity.metrics and (cpu := finite(entity.metrics, "cpu_pct") or 0.0) >= 1.0:
                 item.score += min(cpu, 100.0)
-            if item.entity.attributes.get("top_cpu"):
+            if entity.attributes.get("top_cpu"):
                 item.score += CONNECTED
     for item in reversed(order):
         parent = item.parent
         if parent is not None and item.kind in _WORKLOAD:
-            parent.score = max(parent.score, item.score)
+            if item.score > parent.score:
+                parent.score = item.score
             parent.ground = parent.ground or item.ground

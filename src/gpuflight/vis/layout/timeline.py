@@ -7,12 +7,12 @@ and of each GPU, its kernels and scopes. In a graph without records each session
 from __future__ import annotations
 
 from gpuflight.graph import Graph
-from gpuflight.graph.element import EdgeKey
+from gpuflight.graph.element import EMPTY, EdgeKey
 from gpuflight.vis.base import Layout, LayoutOptions
 from gpuflight.vis.layout.default import DefaultLayout
 from gpuflight.vis.layout.lanes import MARGIN, Canvas, cards, timeline_frame
 from gpuflight.vis.model import Box, LayoutGraph, LegendEntry, Link
-from gpuflight.vis.text import plain_dict, plural
+from gpuflight.vis.text import plural
 from gpuflight.vis.timeline import Timeline, of_entities
 from gpuflight.vis.visual import KIND_CATEGORY, MEDIA, SLICES, medium_of
 
@@ -153,9 +153,9 @@ def _link(graph: Graph, key: EdgeKey, kind: str) -> Link:
         category=edge.category,
         medium=medium_of(kind, edge.category, *kinds),
         directed=edge.directed,
-        attributes=plain_dict(edge.attributes),
-        metrics=plain_dict(edge.metrics),
-        unknown=edge.unknown or {},
+        attributes=edge.attributes or EMPTY,
+        metrics=edge.metrics or EMPTY,
+        unknown=edge.unknown or EMPTY,
     )
 
 

@@ -11,9 +11,10 @@ from __future__ import annotations
 from collections import defaultdict
 
 from gpuflight.graph import Graph
+from gpuflight.graph.element import EdgeKey
 from gpuflight.vis.base import LayoutOptions
 from gpuflight.vis.layout.hardware import HARDWARE_KINDS, nest_hardware
-from gpuflight.vis.layout.item import Item, common_ancestor, set_depths, walk
+from gpuflight.vis.layout.item import Item, by_level, common_ancestor, set_depths, walk
 from gpuflight.vis.text import plural
 
 HOLDER_RANK = {"Container": 0, "Unit": 1, "Pod": 2, "Host": 3}
@@ -31,12 +32,14 @@ class Forest:
             node_id: Item(node_id, entity.kind, entity) for node_id, entity in graph.nodes.items()
         }
         self.notes: list[str] = list(options.notes)
-        self.far_ends: dict[str, frozenset[tuple[str, str]]] | None = None  # of sockets, once folding asks
-        self.used: set[tuple[str, str, str]] = set()  # deploy edges that nesting already shows
+        self.far_ends: dict[str, tuple[str, str] | None] | None = None  # of sockets, once folding asks
+        self.used: set[EdgeKey] = set()  # deploy edges that nesting already shows
         self._add_missing()
         self.holders: dict[str, list[str]] = defaultdict(list)  # child → Host/RunOn/Belong parents
         self.owners: dict[str, list[str]] = defaultdict(list)  # child → Own parents
         self.users: dict[str, list[str]] = defaultdict(list)  # thing → processes at its data edges
+        self.flows: list[EdgeKey] = []  # the edges in which data flows
+        self.deploys: list[EdgeKey] = []  # the edges that say what holds what
         self._read_edges()
 
     def fresh_id(self, wanted: str) -> str:
@@ -48,8 +51,10 @@ class Forest:
     def _add_missing(self) -> None:
         missing: list[Item] = []
         items = self.items
-        for edge in self.graph.edges.values():
-            for end in (edge.source, edge.target):
+        for source, target, _ in self.graph.edges:
+            if source in items and target in items:
+                continue
+            for end in (source, target):
                 if end not in items:
                     kind = end.partition("(")[0] if "(" in end else "?"
                     items[end] = item = Item(end, kind if kind.isidentifier() else "?", None, end)
@@ -62,21 +67,27 @@ class Forest:
             )
 
     def _read_edges(self) -> None:
-        items = self.items
-        for source, target, kind in self.graph.edges:
+        items, owners, holders, users = self.items, self.owners, self.holders, self.users
+        for key, edge in self.graph.edges.items():
+            source, target, kind = key
+            category = edge.category
+            if category == "data_stream":
+                self.flows.append(key)
+            elif category == "deploy":
+                self.deploys.append(key)
             if source == target:
                 continue
             if kind == "Own":
-                self.owners[target].append(source)
+                owners[target].append(source)
             elif kind == "Host":
-                self.holders[target].append(source)
+                holders[target].append(source)
             elif kind in ("Belong", "RunOn"):
-                self.holders[source].append(target)
-            elif self.graph.edges[source, target, kind].category == "data_stream":
+                holders[source].append(target)
+            elif category == "data_stream":
                 if items[source].kind in ("Process", "Thread"):
-                    self.users[target].append(source)
+                    users[target].append(source)
                 if items[target].kind in ("Process", "Thread"):
-                    self.users[source].append(target)
+                    users[source].append(target)
 
     def build(self) -> None:
         """Nest everything under ``root`` and set depths."""
@@ -103,9 +114,9 @@ class Forest:
                 later.append(item)
         set_depths(self.root)
         self._place_shared(later, frames)
+        set_depths(self.root)
         self._flatten_depths()
         self._place_missing()
-        set_depths(self.root)
         self._note_used()
 
     def _pids(self) -> dict[tuple[str, int], str]:
@@ -118,35 +129,41 @@ class Forest:
         return found
 
     def _structural_parent(self, item: Item, by_pid: dict[tuple[str, int], str]) -> str | None:
-        items = self.items
-        holders = [
-            (HOLDER_RANK[items[holder].kind], holder)
-            for holder in self.holders.get(item.id, ())
-            if items[holder].entity is not None and items[holder].kind in HOLDER_RANK
-        ]
-        holders = [held for held in holders if item.kind not in HOLDER_RANK or held[0] >= HOLDER_RANK[item.kind]]
-        holder = min(holders)[1] if holders else None
-        if item.kind not in ("Process", "Thread"):
-            return holder
-        owner = next(
-            (
-                own
-                for own in sorted(self.owners.get(item.id, ()))
-                if items[own].entity is not None and items[own].kind in ("Process", "Thread")
-            ),
-            None,
-        )
+        owner = self._owner(item) if item.kind in ("Process", "Thread") else None
+        if owner is not None and item.kind == "Thread":
+            return owner
+        holder = self._holder(item)
         if owner is None and item.kind == "Process" and item.entity is not None:
             ppid = item.entity.attributes.get("ppid")  # graphs without Own edges between processes (old ones)
             if isinstance(ppid, int):
                 owner = by_pid.get((item.ns, ppid))
                 if owner == item.id:
                     owner = None
-        if owner is None or item.kind == "Thread":
-            return owner or holder
-        if holder is None or holder in self.holders.get(owner, ()) or items[holder].kind == "Host":
+        if owner is None:
+            return holder
+        if holder is None or self.items[holder].kind == "Host" or holder in self.holders.get(owner, ()):
             return owner
         return holder
+
+    def _owner(self, item: Item) -> str | None:
+        """The process or thread that owns it, the first by id."""
+        found: str | None = None
+        for owner in self.owners.get(item.id, ()):
+            box = self.items[owner]
+            if box.kind in ("Process", "Thread") and box.entity is not None and (found is None or owner < found):
+                found = owner
+        return found
+
+    def _holder(self, item: Item) -> str | None:
+        """The nearest container, unit, pod or host that holds it; of several of one kind, the first by id."""
+        least = HOLDER_RANK.get(item.kind, 0)
+        found: tuple[int, str] | None = None
+        for holder in self.holders.get(item.id, ()):
+            box = self.items[holder]
+            rank = HOLDER_RANK.get(box.kind, -1)
+            if rank >= least and box.entity is not None and (found is None or (rank, holder) < found):
+                found = rank, holder
+        return found[1] if found is not None else None
 
     def _cut_circles(self, parents: dict[str, str]) -> None:
         state: dict[str, int] = {}  # 1 on the way up now, 2 known to reach a root
@@ -175,7 +192,8 @@ class Forest:
 
         A holder may itself be such a thing (a stream in a session), so those wait until their holder has its place.
         """
-        placed = {item.id for item in walk(self.root)}
+        items = self.items
+        placed = {item.id for item in by_level(self.root)}
         opened: set[str] = set()
         for start in later:
             stack = [start]
@@ -185,22 +203,25 @@ class Forest:
                     stack.pop()
                     continue
                 around = self._around(item, placed)
-                first = [self.items[other] for other in around if other not in placed and other not in opened]
-                if first:
-                    opened.add(item.id)
-                    stack.extend(first)
-                    continue
-                # a holder that is not placed now waits for this one: they hold each other in a circle
-                self._place_around(item, [other for other in around if other in placed], frames)
+                if waiting := [other for other in around if other not in placed]:
+                    if first := [items[other] for other in waiting if other not in opened]:
+                        opened.add(item.id)
+                        stack.extend(first)
+                        continue
+                    # a holder that is not placed now waits for this one: they hold each other in a circle
+                    around = [other for other in around if other in placed]
+                self._place_around(item, around, frames)
                 placed.add(item.id)
                 stack.pop()
 
     def _around(self, item: Item, placed: set[str]) -> list[str]:
+        items = self.items
         holders = self.holders.get(item.id) or self.owners.get(item.id) or ()
-        around = [holder for holder in holders if self.items[holder].entity is not None]
-        work = [holder for holder in around if self.items[holder].kind not in HARDWARE_KINDS]
+        around = [holder for holder in holders if items[holder].entity is not None]
+        if work := [holder for holder in around if items[holder].kind not in HARDWARE_KINDS]:
+            return work
         users = [user for user in self.users.get(item.id, ()) if user in placed]
-        return work or users or around  # a segment in /dev/shm stands with its users, not in the mount
+        return users or around  # a segment in /dev/shm stands with its users, not in the mount
 
     def _place_around(self, item: Item, around: list[str], frames: _Frames) -> None:
         if not around:
@@ -219,13 +240,11 @@ class Forest:
         item.depth = item.parent.depth + 1 if item.parent else 0
 
     def _flatten_depths(self) -> None:
-        set_depths(self.root)
         limit = self.options.depth_max
         deep: dict[str, list[Item]] = {}
-        for item in walk(self.root):
+        for item in by_level(self.root):
             if item.depth == limit and item.children:
-                below = [inner for inner in walk(item) if inner is not item]
-                deep[item.id] = below
+                deep[item.id] = walk(item)[1:]
         for box_id, below in deep.items():
             box = self.items[box_id]
             for inner in below:
@@ -233,6 +252,7 @@ class Forest:
             box.children = []
             for inner in below:
                 box.adopt(inner)
+                inner.depth = limit + 1
         if deep:
             count = sum(map(len, deep.values()))
             self.notes.append(f"{plural(count, 'entity')} nested deeper than {limit} boxes: side by side at that depth")
@@ -242,19 +262,22 @@ class Forest:
             return
         frame = Item(self.fresh_id("missing"), "Elsewhere", label="Named by an edge, not in the graph")
         frame.count = 0
+        frame.depth = 1
         self.root.adopt(frame)
         for item in self.missing:
+            item.depth = 2
             frame.adopt(item)
 
     def _note_used(self) -> None:
         """Deploy edges that nesting shows: their inner end stands in their outer one."""
-        for key, edge in self.graph.edges.items():
-            if edge.category != "deploy":
-                continue
-            inner, outer = (key[0], key[1]) if key[2] in ("Belong", "RunOn") else (key[1], key[0])
-            box = self.items[outer]
-            item = self.items[inner].parent
-            while item is not None and item is not box:
+        items = self.items
+        for key in self.deploys:
+            outer, inner, kind = key
+            if kind in ("Belong", "RunOn"):
+                outer, inner = inner, outer
+            box = items[outer]
+            item = items[inner].parent
+            while item is not None and item.depth > box.depth:
                 item = item.parent
             if item is box:
                 self.used.add(key)
