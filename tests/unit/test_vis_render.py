@@ -9,6 +9,7 @@ import json
 import re
 import zlib
 from html.parser import HTMLParser
+from importlib import resources
 from typing import Any
 
 import pytest
@@ -22,7 +23,7 @@ from gpuflight.registry import get
 from gpuflight.rounds import Coverage, Environment, Finding
 from gpuflight.vis.base import Renderer
 from gpuflight.vis.render.html import HtmlRenderer
-from gpuflight.vis.visual import CATEGORIES, GLYPHS, KIND_CATEGORY, KIND_NOUN, MEDIA
+from gpuflight.vis.visual import CATEGORIES, CHANGES, GLYPHS, KIND_CATEGORY, KIND_NOUN, MEDIA
 
 
 def render(graph: Graph, **options: Any) -> str:
@@ -214,9 +215,17 @@ def _contrast(one: str, two: str) -> float:
 
 @pytest.mark.parametrize(("at", "surface"), [(1, "#ffffff"), (2, "#1b2129")])
 def test_colours_stand_out_from_their_ground(at: int, surface: str):
-    for table in (CATEGORIES, MEDIA):
+    for table in (CATEGORIES, MEDIA, CHANGES):
         for key, entry in table.items():
             assert _contrast(entry[at], surface) >= 3.0, key
+
+
+def test_the_viewer_has_the_colours_of_changes():
+    style = resources.files("gpuflight.vis.render").joinpath("assets", "viewer.css").read_text()
+    script = resources.files("gpuflight.vis.render").joinpath("assets", "draw.js").read_text()
+    for change, (sign, light, dark) in CHANGES.items():
+        assert re.findall(rf"--{change}: (#\w+)", style)[:2] == [light, dark]
+        assert f'{change}: "{sign}"' in script
 
 
 def test_the_visual_language_is_written_down(repository):

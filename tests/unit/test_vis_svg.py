@@ -195,10 +195,10 @@ def test_changes_are_marked_and_in_the_legend():
     layout = lay_out(comparison.graph)
     mark_changes(layout, comparison.changes)
     root = parsed(layout)
-    [mark] = [
-        element for element in root.iter(SVG + "circle") if element.get("class") == "added" and element.get("r") == "7"
-    ]
-    assert mark is not None
+    [sign] = [element for element in root.iter(SVG + "circle") if element.get("class") == "i-added"]
+    assert sign.get("r") == "6.5"
+    rings = [element for element in root.iter(SVG + "rect") if element.get("class") == "r-added"]
+    assert len(rings) == 2, "around the box, in the legend"
     assert "+ added" in {element.text for element in root.iter(SVG + "text")}
 
 

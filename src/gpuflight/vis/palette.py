@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gpuflight.vis.visual import CATEGORIES, MEDIA
+from gpuflight.vis.visual import CATEGORIES, CHANGES, MEDIA
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,10 @@ class Palette:
     def medium(self, key: str) -> str:
         """Colour of a medium."""
         return MEDIA[key][self.at]
+
+    def change(self, key: str) -> str:
+        """Colour of what a comparison found."""
+        return CHANGES[key][self.at]
 
     def tint(self, key: str, share: float) -> str:
         """Colour of a category, thinned on the surface."""

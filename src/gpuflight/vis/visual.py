@@ -5,6 +5,7 @@ docs/visual-language.md says it in words; tests hold the two together.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 
 CATEGORIES: dict[str, tuple[str, str, str]] = {
@@ -35,6 +36,15 @@ MEDIA: dict[str, tuple[str, str, str, str]] = {
     "deploy": ("Ownership across boxes", "#6b7280", "#a3abb8", "6 4"),
     "attribute": ("Attributes", "#6b7280", "#a3abb8", "1 3"),
 }
+
+CHANGES: dict[str, tuple[str, str, str]] = {
+    # key: (sign, colour on light, colour on dark). To some readers purple is near blue: the sign is always there too.
+    "added": ("+", "#0072b2", "#56b4e9"),
+    "removed": ("−", "#b84800", "#ff9a5c"),
+    "changed": ("~", "#8a4fbf", "#c9a0ee"),
+}
+REMOVED_DASH = "3 3"
+"""Dashes of a line that is gone, in its widths."""
 
 KIND_CATEGORY: dict[str, str] = {
     "Host": "host",
@@ -119,6 +129,18 @@ for _kind, _, _ in SLICES.values():
     GLYPHS[_kind] = "M2 5h12v6H2z"
 GLYPHS["Tick"] = "M8 2.5v11 M5 2.5h6"
 GLYPHS["Timeline"] = "M2 3.5h7v3H2z M6 9.5h8v3H6z"
+
+
+def signed(text: str, change: str) -> str:
+    """A text behind the sign of a change; as it is where there is none."""
+    return f"{CHANGES[change][0]} {text}".rstrip() if change in CHANGES else text
+
+
+def key_of_changes(found: Iterable[str]) -> str:
+    """What the signs in a picture mean, of those that are in it; empty where nothing was compared."""
+    there = set(found)
+    return " · ".join(f"{sign} {change}" for change, (sign, _, _) in CHANGES.items() if change in there)
+
 
 QUIET_KINDS = frozenset(
     ("NumaAccess", "Affinity", "NumaSetContain", "NumaDistance", "AttachedTo", "Proximity", "HasAttribute")

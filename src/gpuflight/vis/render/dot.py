@@ -16,11 +16,10 @@ from gpuflight.vis.base import Document, Renderer
 from gpuflight.vis.model import Box, LayoutGraph
 from gpuflight.vis.render.shown import Shown, ShownBox, ShownLine, shown
 from gpuflight.vis.text import clean
-from gpuflight.vis.visual import CATEGORIES, MEDIA
+from gpuflight.vis.visual import CATEGORIES, CHANGES, MEDIA, signed
 
 LABEL_LIMIT = 120
 CARD_LINES_MAX = 4
-_CHANGES = {"added": "#1a7f37", "removed": "#c62828", "changed": "#9a6700"}
 
 
 class DotDocument(Document):
@@ -49,9 +48,10 @@ class DotRenderer(Renderer):
 def dot_document(layout: LayoutGraph) -> DotDocument:
     """A picture as DOT."""
     picture = shown(layout)
+    heading = quoted(*filter(None, (layout.title, picture.key_of_changes())))
     lines = [
         "digraph gpuflight {",
-        f"  graph [label={quoted(layout.title)}, labelloc=t, fontname=Helvetica, fontsize=18, compound=true, "
+        f"  graph [label={heading}, labelloc=t, fontname=Helvetica, fontsize=18, compound=true, "
         'rankdir=LR, nodesep=0.12, ranksep=0.6, charset="UTF-8"];',
         "  node [shape=box, style=rounded, fontname=Helvetica, fontsize=11];",
         "  edge [fontname=Helvetica, fontsize=9];",
@@ -104,23 +104,28 @@ def _escaped(text: str) -> str:
 
 
 def _colour(box: Box) -> str:
-    if box.change in _CHANGES:
-        return _CHANGES[box.change]
-    return CATEGORIES.get(box.category, CATEGORIES["group"])[1]
+    return CHANGES.get(box.change, CATEGORIES.get(box.category, CATEGORIES["group"]))[1]
+
+
+def _style(box: Box, *, dashed: bool) -> str:
+    style = 'style="rounded,dashed"' if dashed or box.change == "removed" else 'style="rounded"'
+    return f"{style}, penwidth=2.5" if box.change in CHANGES else style
 
 
 def _node(box: Box) -> str:
-    texts = [box.label, *box.lines[:CARD_LINES_MAX], *(f"{bar.label} {bar.text}" for bar in box.bars[:CARD_LINES_MAX])]
-    style = "rounded,dashed" if box.missing else "rounded"
-    many = ", peripheries=2" if box.role == "group" else ""
-    return f'label={quoted(*texts)}, color="{_colour(box)}", style="{style}"{many}, tooltip={quoted(box.id)}'
+    texts = [
+        signed(box.label, box.change),
+        *box.lines[:CARD_LINES_MAX],
+        *(f"{bar.label} {bar.text}" for bar in box.bars[:CARD_LINES_MAX]),
+    ]
+    colour, many = f'color="{_colour(box)}"', ", peripheries=2" if box.role == "group" else ""
+    return f"label={quoted(*texts)}, {colour}, {_style(box, dashed=box.missing)}{many}, tooltip={quoted(box.id)}"
 
 
 def _cluster(box: Box) -> str:
-    style = "rounded,dashed" if box.synthetic or box.missing else "rounded"
     return (
-        f'label={quoted(box.label)}, labeljust=l, fontsize=12, color="{_colour(box)}", fontcolor="{_colour(box)}", '
-        f'style="{style}", tooltip={quoted(box.id)}'
+        f'label={quoted(signed(box.label, box.change))}, labeljust=l, fontsize=12, color="{_colour(box)}", '
+        f'fontcolor="{_colour(box)}", {_style(box, dashed=box.synthetic or box.missing)}, tooltip={quoted(box.id)}'
     )
 
 
@@ -129,12 +134,14 @@ def _edge(line: ShownLine, picture: Shown) -> str:
     _, colour, _, dashes = MEDIA.get(route.medium, MEDIA["attribute"])
     both, none = route.forward and route.backward, not route.forward and not route.backward
     direction = "both" if both else "none" if none else "forward" if route.forward else "back"
-    parts = [
-        f'color="{_CHANGES.get(route.change, colour)}"', f"dir={direction}", f"penwidth={1 + 3 * route.weight:.2f}",
-    ]  # fmt: skip
-    if route.label:
-        parts.append(f"label={quoted(route.label)}")
-    if dashes:
+    colour = CHANGES.get(route.change, ("", colour))[1]
+    parts = [f'color="{colour}"', f"dir={direction}", f"penwidth={1 + 3 * route.weight:.2f}"]
+    label = signed(route.label, route.change)
+    if label:
+        parts.append(f"label={quoted(label)}")
+    if route.change == "removed":
+        parts.append("style=dashed")
+    elif dashes:
         parts.append("style=dashed" if route.medium == "deploy" else "style=dotted")
     for end, other, name in ((line.source, line.target, "ltail"), (line.target, line.source, "lhead")):
         if picture.boxes[end].is_frame and not _holds(picture, end, other):

@@ -23,7 +23,7 @@ from gpuflight.vis.model import Box, LayoutGraph, Route
 from gpuflight.vis.render.drawio_kept import Kept, read_kept
 from gpuflight.vis.render.tables import boxes_by_id, value_text
 from gpuflight.vis.text import clean
-from gpuflight.vis.visual import CATEGORIES, MEDIA
+from gpuflight.vis.visual import CATEGORIES, CHANGES, MEDIA, REMOVED_DASH, key_of_changes, signed
 
 LABEL_LIMIT = 200
 VALUES_MAX = 64
@@ -31,8 +31,6 @@ PAGE = "gpuflight"
 _NAME = re.compile(r"[^A-Za-z0-9_.-]")
 _TAKEN = frozenset(("id", "label", "link", "placeholders", "placeholder", "tooltip", "tags", "style", "value"))
 """Names that mean something to draw.io on a cell with data."""
-
-_CHANGES = {"added": "#1a7f37", "removed": "#c62828", "changed": "#9a6700"}
 
 
 class Cell(Document):
@@ -157,16 +155,18 @@ def _cells(layout: LayoutGraph, ids: dict[str, str]) -> list[Cell]:
 
 def _notes(layout: LayoutGraph) -> list[Cell]:
     """What a reader must know that the boxes do not show, as a text under them."""
-    if not layout.notes:
+    changes = [box.change for box in boxes_by_id(layout.boxes).values()] + [route.change for route in layout.routes]
+    notes = list(filter(None, [*layout.notes, key_of_changes(changes)]))
+    if not notes:
         return []
-    place = (0.0, round(layout.height + 12, 1), max(400.0, round(layout.width, 1)), 16.0 * len(layout.notes) + 8)
-    text = "\n".join(clean(note, 1000) for note in layout.notes)
+    place = (0.0, round(layout.height + 12, 1), max(400.0, round(layout.width, 1)), 16.0 * len(notes) + 8)
+    text = "\n".join(clean(note, 1000) for note in notes)
     style = "text;html=0;whiteSpace=wrap;align=left;verticalAlign=top;fontSize=11;"
     return [Cell(title=text, id="gf-notes", parent="1", style=style, place=place, values=[])]
 
 
 def _label(box: Box) -> str:
-    texts = [box.label]
+    texts = [signed(box.label, box.change)]
     if not box.children or box.role != "frame":
         texts += box.lines
         texts += [f"{bar.label} {bar.text}" for bar in box.bars]
@@ -174,7 +174,7 @@ def _label(box: Box) -> str:
 
 
 def _style(box: Box) -> str:
-    colour = _CHANGES.get(box.change) or CATEGORIES.get(box.category, CATEGORIES["group"])[1]
+    colour = CHANGES.get(box.change, CATEGORIES.get(box.category, CATEGORIES["group"]))[1]
     size = max(1, round(11 * box.scale))
     style = {
         "rounded": "1", "arcSize": "4", "absoluteArcSize": "0", "html": "0", "whiteSpace": "wrap", "overflow": "hidden",
@@ -186,7 +186,9 @@ def _style(box: Box) -> str:
         style["fontStyle"] = "1"
     if box.role == "group":
         style |= {"strokeWidth": "2"}
-    if box.synthetic or box.missing:
+    if box.change in CHANGES:
+        style |= {"strokeWidth": "3"}
+    if box.synthetic or box.missing or box.change == "removed":
         style |= {"dashed": "1"}
     return "".join(f"{name}={value};" for name, value in style.items())
 
@@ -232,7 +234,7 @@ def _lines(layout: LayoutGraph, ids: dict[str, str]) -> list[Line]:
         if route.source in ids and route.target in ids:
             lines.append(
                 Line(
-                    title=clean(route.label, LABEL_LIMIT),
+                    title=clean(signed(route.label, route.change), LABEL_LIMIT),
                     id=stable_id("line", route.source, route.target, route.medium),
                     source=ids[route.source],
                     target=ids[route.target],
@@ -246,12 +248,12 @@ def _lines(layout: LayoutGraph, ids: dict[str, str]) -> list[Line]:
 def _line_style(route: Route) -> str:
     _, colour, _, dashes = MEDIA.get(route.medium, MEDIA["attribute"])
     style = {
-        "html": "0", "rounded": "1", "strokeColor": _CHANGES.get(route.change, colour), "fontSize": "9",
+        "html": "0", "rounded": "1", "strokeColor": CHANGES.get(route.change, ("", colour))[1], "fontSize": "9",
         "strokeWidth": f"{1 + 3 * route.weight:.1f}", "endArrow": "classic" if route.forward else "none",
         "startArrow": "classic" if route.backward else "none", "endFill": "1", "startFill": "1",
     }  # fmt: skip
-    if dashes:
-        style |= {"dashed": "1", "dashPattern": dashes}
+    if dashes or route.change == "removed":
+        style |= {"dashed": "1", "dashPattern": REMOVED_DASH if route.change == "removed" else dashes}
     return "".join(f"{name}={value};" for name, value in style.items())
 
 

@@ -23,7 +23,7 @@ from gpuflight.vis.render.tables import (
 )
 from gpuflight.vis.render.xml_text import XmlValues, escaped, xml, xml_value
 from gpuflight.vis.text import clean
-from gpuflight.vis.visual import CATEGORIES, MEDIA
+from gpuflight.vis.visual import CATEGORIES, CHANGES, MEDIA, signed
 
 LABEL_LIMIT = 200
 ROWS_AT_ONCE = 512
@@ -147,7 +147,7 @@ def _place(box: Box) -> str:
 
 def _write_nodes(data: Elements, file: BinaryIO) -> None:
     cells, names, boxes, texts = _Cells(data.nodes), data.names, data.boxes, XmlValues()
-    colours = {category: _colour(light) for category, (_, light, _) in CATEGORIES.items()}
+    colours = {key: _colour(light) for key, (_, light, _) in (CATEGORIES | CHANGES).items()}
     usual: dict[tuple[type, str], str] = {}  # what all entities of a kind say about themselves
     file.write(f'<nodes count="{len(data.entities) + len(data.missing)}">\n'.encode())
     rows: list[str] = []
@@ -164,10 +164,11 @@ def _write_nodes(data: Elements, file: BinaryIO) -> None:
             values += cells.of("attributes", entity.attributes)
         if entity.metrics:
             values += cells.of("metrics", entity.metrics)
-        label = box.label if box is not None else entity.label
+        change = box.change if box is not None and box.change in CHANGES else ""
+        label = signed(box.label if box is not None else entity.label, change)
         rows.append(
             f'<node id="{escaped(names[entity.id])}" label="{texts[label[:LABEL_LIMIT]]}"><attvalues>{values}'
-            f"</attvalues>{colours.get(category, '')}{_place(box) if box is not None else ''}</node>\n"
+            f"</attvalues>{colours.get(change or category, '')}{_place(box) if box is not None else ''}</node>\n"
         )
         if len(rows) >= ROWS_AT_ONCE:
             file.write("".join(rows).encode())
@@ -184,6 +185,7 @@ def _write_nodes(data: Elements, file: BinaryIO) -> None:
 
 def _write_edges(data: Elements, thickness: dict[tuple[str, str, str], float], file: BinaryIO) -> None:
     cells, names, kinds = _Cells(data.edges), {raw: escaped(name) for raw, name in data.names.items()}, data.kinds
+    changes = data.link_changes
     usual: dict[tuple[type, str, str], tuple[str, str, str]] = {}  # what all edges of a kind between two kinds say
     widths: dict[float, str] = {}
     file.write(f'<edges count="{len(data.links)}">\n'.encode())
@@ -197,8 +199,10 @@ def _write_edges(data: Elements, thickness: dict[tuple[str, str, str], float], f
             colour = _colour(MEDIA[about["medium"]][1])
             known = usual[key] = (xml(about["kind"]), cells.about(about), colour)
         label, values, colour = known
-        if edge.unknown or data.link_changes:
-            values += cells.about(seldom_of_edge(edge, data.link_changes))
+        if edge.unknown or changes:
+            values += cells.about(seldom_of_edge(edge, changes))
+        if changes and (change := changes.get(edge.id, "")) in CHANGES:
+            label, colour = signed(label, change), _colour(CHANGES[change][1])
         if edge.attributes:
             values += cells.of("attributes", edge.attributes)
         if edge.metrics:

@@ -16,7 +16,7 @@ from gpuflight.vis.model import Box, LayoutGraph
 from gpuflight.vis.render.tables import Elements, Table, about_edge, about_node, elements, identity_fields
 from gpuflight.vis.render.xml_text import escaped, xml, xml_value
 from gpuflight.vis.text import clean
-from gpuflight.vis.visual import CATEGORIES
+from gpuflight.vis.visual import CATEGORIES, CHANGES
 
 ROWS_AT_ONCE = 512
 LABEL_LIMIT = 200
@@ -141,7 +141,8 @@ def _picture(box: Box | None, label: str, parent: str | None) -> str:
     if box is not None:
         digits = 2 if box.scale > 0.2 else 6
         values += [round(box.x + box.w / 2, digits), round(box.y + box.h / 2, digits), box.w, box.h]
-        values.append(CATEGORIES[box.category][1] if box.category in CATEGORIES else None)
+        look = box.change if box.change in CHANGES else box.category
+        values.append((CATEGORIES | CHANGES)[look][1] if look in CATEGORIES or look in CHANGES else None)
     else:
         values += [None] * 5
     values.append(parent)

@@ -16,7 +16,7 @@ from gpuflight.vis.base import Document, Renderer
 from gpuflight.vis.model import LayoutGraph
 from gpuflight.vis.render.shown import Shown, ShownBox, ShownLine, shown
 from gpuflight.vis.text import clean, plural
-from gpuflight.vis.visual import CATEGORIES, MEDIA
+from gpuflight.vis.visual import CATEGORIES, CHANGES, MEDIA, REMOVED_DASH, signed
 
 TEXT_MAX = 48_000
 LINES_MAX = 490
@@ -71,7 +71,7 @@ def quoted(text: str, limit: int = LABEL_LIMIT) -> str:
 def _box_text(item: ShownBox) -> str:
     box = item.box
     label = f"{box.count} × {box.label}" if box.role == "group" and not box.label[:1].isdigit() else box.label
-    texts = [label]
+    texts = [signed(label, box.change)]
     if not item.is_frame:
         texts += box.lines[:CARD_LINES_MAX]
         texts += [f"{bar.label} {bar.text}" for bar in box.bars[:CARD_LINES_MAX]]
@@ -95,7 +95,7 @@ def _lines_that_fit(lines: list[ShownLine], kept: set[int], size: int) -> tuple[
     for line in lines:
         if line.source not in kept or line.target not in kept:
             continue
-        size += len(quoted(line.route.label)) + 60
+        size += len(quoted(signed(line.route.label, line.route.change))) + 60
         if size > TEXT_MAX or len(fitting) == LINES_MAX:
             break
         fitting.append(line)
@@ -138,13 +138,17 @@ def _chart(
         chart.append(f"  more[{quoted(said, 200)}]")
         classes.setdefault("group", []).append("more")
     chart += [f"  {source} {arrow} {target}" for source, arrow, target in drawn]
+    if key := picture.key_of_changes():
+        chart.append(f"  key[{quoted(key)}]")
+        classes.setdefault("group", []).append("key")
     for category, names in classes.items():
-        chart.append(f"  classDef {category} stroke:{CATEGORIES[category][1]},stroke-width:2px")
+        width = f"4px{_dash(category)}" if category in CHANGES else "2px"
+        chart.append(f"  classDef {category} stroke:{(CATEGORIES | CHANGES)[category][1]},stroke-width:{width}")
         chart.append(f"  class {','.join(names)} {category}")
-    for medium, (_, light, _, _) in MEDIA.items():
-        numbers = [str(number) for number, line in enumerate(lines) if line.route.medium == medium]
+    for look, (_, light, *_) in (MEDIA | CHANGES).items():
+        numbers = [str(number) for number, line in enumerate(lines) if _look(line) == look]
         if numbers:
-            chart.append(f"  linkStyle {','.join(numbers)} stroke:{light}")
+            chart.append(f"  linkStyle {','.join(numbers)} stroke:{light}{_dash(look)}")
     return chart
 
 
@@ -174,7 +178,17 @@ def _holds(picture: Shown, outer: int, inner: int) -> bool:
     return False
 
 
+def _dash(look: str) -> str:
+    return f",stroke-dasharray:{REMOVED_DASH}" if look == "removed" else ""
+
+
+def _look(line: ShownLine) -> str:
+    return line.route.change if line.route.change in CHANGES else line.route.medium
+
+
 def _class(item: ShownBox) -> str:
+    if item.box.change in CHANGES:
+        return item.box.change
     return item.box.category if item.box.category in CATEGORIES else "group"
 
 
@@ -185,8 +199,8 @@ def _arrow(line: ShownLine) -> tuple[str, bool]:
         arrow = "<-.->" if forward and backward else "-.->" if forward or backward else "-.-"
     else:
         arrow = "<-->" if forward and backward else "-->" if forward or backward else "---"
-    label = f"|{quoted(line.route.label)}|" if line.route.label else ""
-    return arrow + label, backward and not forward
+    label = signed(line.route.label, line.route.change)
+    return arrow + (f"|{quoted(label)}|" if label else ""), backward and not forward
 
 
 def _comment(text: str) -> str:

@@ -17,7 +17,7 @@ from gpuflight.vis.base import Document, Renderer
 from gpuflight.vis.model import LayoutGraph
 from gpuflight.vis.render.shown import ShownBox, ShownLine, shown
 from gpuflight.vis.text import clean, human, plural
-from gpuflight.vis.visual import CATEGORIES, MEDIA
+from gpuflight.vis.visual import CATEGORIES, CHANGES, MEDIA, signed
 
 BOXES_MAX = 5_000
 LABEL_LIMIT = 80
@@ -51,7 +51,7 @@ class PyvisRenderer(Renderer):
         picture = shown(layout)
         boxes = picture.boxes[:BOXES_MAX]
         lines = [line for line in picture.lines if line.source < len(boxes) and line.target < len(boxes)]
-        notes = [clean(note) for note in layout.notes]
+        notes = [clean(note) for note in (*layout.notes, picture.key_of_changes()) if note]
         if left_out := len(picture.boxes) - len(boxes):
             notes.append(
                 f"{plural(left_out, 'box')} and {plural(len(picture.lines) - len(lines), 'line')} left out: more than "
@@ -93,7 +93,7 @@ def _offline(page: str, document: PyvisDocument) -> str:
 
 def _node(item: ShownBox) -> dict[str, Any]:
     box = item.box
-    colour = CATEGORIES.get(box.category, CATEGORIES["group"])[1]
+    colour = CHANGES.get(box.change, CATEGORIES.get(box.category, CATEGORIES["group"]))[1]
     frame = item.is_frame
     values = [*box.lines, *(f"{bar.label}: {bar.text}" for bar in box.bars)]
     values += [f"{name}: {human(name, value)}" for name, value in (*box.attributes.items(), *box.metrics.items())]
@@ -103,7 +103,8 @@ def _node(item: ShownBox) -> dict[str, Any]:
         text.append(f"… and {len(values) - TITLE_VALUES_MAX} more")
     return {
         "n_id": item.number,
-        "label": clean(box.label, LABEL_LIMIT) or " ",  # PyVis takes the number for a label that is empty
+        "label": clean(signed(box.label, box.change), LABEL_LIMIT)
+        or " ",  # PyVis takes the number for a label that is empty
         "title": "\n".join(text),
         "shape": "box",
         # What holds others is its header: a box as large as it is would lie over them.
@@ -111,7 +112,8 @@ def _node(item: ShownBox) -> dict[str, Any]:
         "y": round(box.y + (min(box.header, box.h) / 2 if frame else box.h / 2), 2),
         "color": {"border": colour, "background": "#e8edf3" if frame else "#ffffff"},
         "kind": clean(box.kind, LABEL_LIMIT),
-        "borderWidth": 3 if box.role == "group" else 1,
+        "borderWidth": 3 if box.role == "group" or box.change in CHANGES else 1,
+        **({"shapeProperties": {"borderDashes": [5, 4]}} if box.change == "removed" else {}),
         "font": {"size": max(1, round(12 * box.scale))},
         "physics": False,
     }
@@ -124,9 +126,10 @@ def _edge(line: ShownLine) -> dict[str, Any]:
     return {
         "from": line.source,
         "to": line.target,
-        "title": clean(route.label, 300) or route.medium,
-        "color": colour,
-        "dashes": bool(dashes),
+        "title": signed(clean(route.label, 300) or route.medium, route.change),
+        "color": CHANGES.get(route.change, ("", colour))[1],
+        "dashes": bool(dashes) or route.change == "removed",
+        **({"label": CHANGES[route.change][0]} if route.change in CHANGES else {}),
         "arrows": ", ".join(heads),
         "width": round(1 + 3 * route.weight, 2),
     }

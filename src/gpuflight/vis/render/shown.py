@@ -9,6 +9,7 @@ from __future__ import annotations
 from msgspec import Struct, field
 
 from gpuflight.vis.model import Box, LayoutGraph, Route
+from gpuflight.vis.visual import key_of_changes
 
 
 class ShownBox(Struct):
@@ -38,6 +39,10 @@ class Shown(Struct):
 
     boxes: list[ShownBox] = field(default_factory=list)
     lines: list[ShownLine] = field(default_factory=list)
+
+    def key_of_changes(self) -> str:
+        """What the signs of a comparison mean, of those that are there."""
+        return key_of_changes([*(item.box.change for item in self.boxes), *(line.route.change for line in self.lines)])
 
 
 def shown(layout: LayoutGraph) -> Shown:

@@ -67,10 +67,10 @@ class SvgRenderer(Renderer):
         """See Renderer.build."""
         boxes = Boxes(layout)
         lines = Lines(layout, boxes.obstacles)
-        changes = lines.changes | boxes.changes
+        looks = lines.looks | boxes.looks
         width = max(layout.width, WIDTH_MIN)
         scale = min(max(1.0, width / _PAGE_WIDTH), _PAGE_SCALE_MAX)  # a large picture is seen from further away
-        foot = Foot(layout, width / scale, lines.media, changes, lines.without_words)
+        foot = Foot(layout, width / scale, lines.media, looks, lines.without_words)
         top = HEAD * scale
         height = top + layout.height + foot.height * scale
         left = (width - layout.width) / 2
@@ -78,8 +78,8 @@ class SvgRenderer(Renderer):
             title=clean(layout.title, 200),
             width=width,
             height=height,
-            style=style_sheet(self.settings.theme, boxes.categories | foot.categories, lines.media),
-            defs=_defs(boxes.glyphs | foot.glyphs, lines.media),
+            style=style_sheet(self.settings.theme, boxes.categories | foot.categories, lines.media | looks),
+            defs=_defs(boxes.glyphs | foot.glyphs, lines.looks),
             description=" ".join(clean(note, 400) for note in layout.notes[:8]),
             page=f'<g transform="scale({scale:.4g})">{head(layout, width / scale)}</g>',
             content=f"translate({number(left)} {number(top)})",
@@ -116,20 +116,20 @@ class SvgRenderer(Renderer):
         file.write(f"</g>\n{document.foot}\n</svg>\n".encode())
 
 
-def _defs(glyphs: set[str], media: set[str]) -> str:
+def _defs(glyphs: set[str], looks: set[str]) -> str:
     parts = [
         f'<symbol id="g-{kind.replace("?", "unknown")}" viewBox="0 0 16 16"><path d="{GLYPHS[kind]}"/></symbol>'
         for kind in sorted(glyphs)
     ]
-    for medium in sorted(media):
-        arrow, dot = f'class="i-{medium}" d="M0 .8 7.6 4 0 7.2z"', f'class="i-{medium}" cx="3" cy="3" r="2.4"'
-        parts.append(f"{_marker('a', medium, 8, 3.6, 'auto-start-reverse')}<path {arrow}/></marker>")
-        parts.append(f"{_marker('o', medium, 6, 3, '0')}<circle {dot}/></marker>")
+    for look in sorted(looks):
+        arrow, dot = f'class="i-{look}" d="M0 .8 7.6 4 0 7.2z"', f'class="i-{look}" cx="3" cy="3" r="2.4"'
+        parts.append(f"{_marker('a', look, 8, 3.6, 'auto-start-reverse')}<path {arrow}/></marker>")
+        parts.append(f"{_marker('o', look, 6, 3, '0')}<circle {dot}/></marker>")
     return "".join(parts)
 
 
-def _marker(name: str, medium: str, size: int, tip: float, orient: str) -> str:
+def _marker(name: str, look: str, size: int, tip: float, orient: str) -> str:
     return (
-        f'<marker id="{name}-{medium}" viewBox="0 0 {size} {size}" refX="{tip}" refY="{size / 2:g}"'
+        f'<marker id="{name}-{look}" viewBox="0 0 {size} {size}" refX="{tip}" refY="{size / 2:g}"'
         f' markerWidth="{size}" markerHeight="{size}" markerUnits="userSpaceOnUse" orient="{orient}">'
     )

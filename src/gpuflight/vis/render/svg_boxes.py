@@ -9,9 +9,8 @@ from collections.abc import Iterator
 
 from gpuflight.vis.glyph_widths import cut_to, text_width
 from gpuflight.vis.model import Bar, Box, LayoutGraph
-from gpuflight.vis.render.svg_style import CHANGE_MARKS
 from gpuflight.vis.render.xml_text import xml
-from gpuflight.vis.visual import GLYPHS, SLICES
+from gpuflight.vis.visual import CHANGES, GLYPHS, SLICES, signed
 
 TEXT_MIN = 1.5
 """Letters smaller than this, in units of the picture, are left out: nobody zooms so far in. Titles stay."""
@@ -35,7 +34,8 @@ class Boxes:
         self.cards: list[str] = []
         self.glyphs: set[str] = set()
         self.categories: set[str] = set()
-        self.changes: set[str] = set()
+        self.looks: set[str] = set()
+        """What a comparison found of them."""
         self.obstacles: list[tuple[float, float, float, float]] = []
         """What no word of a line may cover: x, y, right, bottom."""
         self._severity = severities(layout)
@@ -50,16 +50,13 @@ class Boxes:
         width, height = box.w / scale, box.h / scale
         place = f'<g transform="translate({number(box.x)} {number(box.y)})'
         place += f'scale({scale:.5g})">' if scale != 1.0 else '">'
-        removed = ' class="x"' if box.change == "removed" else ""
-        if removed:
-            place = place.replace("<g", f"<g{removed}", 1)
         name = f"<title>{xml(self._name(box), TITLE_LIMIT)}</title>"
         dashed = " d" if box.missing or (box.synthetic and box.role != "group" and box.kind != "Timeline") else ""
         if box.role == "frame":
             rect = f'<rect class="f-{box.category}{dashed}" width="{number(width)}" height="{number(height)}" rx="9"/>'
             words = self._words(box, 9.0, width, scale, framed=True)
             if inside:
-                self.cards.append(f"{place}{name}{rect}{words}</g>")
+                self.cards.append(f"{place}{name}{rect}{words}{self._change(box, width, height)}</g>")
                 return
             self.frames.append(f"{place}{name}{rect}</g>")
             right = box.x + min(width, _head_width(box)) * scale
@@ -69,7 +66,7 @@ class Boxes:
         if not inside:
             self.obstacles.append((box.x, box.y, box.x + box.w, box.y + box.h))
         if box.kind in _SLICES:
-            self.cards.append(f"{place}{name}{_slice(box)}</g>")
+            self.cards.append(f"{place}{name}{_slice(box)}{self._change(box, width, height)}</g>")
             return
         if box.kind == "Tick":
             self._ticks.append(_tick(box))
@@ -97,11 +94,12 @@ class Boxes:
 
     def _name(self, box: Box) -> str:
         """What a reader's pointer is told."""
+        label = signed(box.label, box.change)
         if box.role == "group":
-            return f"{box.label}: {box.rule}" if box.rule else box.label
+            return f"{label}: {box.rule}" if box.rule else label
         if box.kind in _SLICES:
-            return "\n".join((box.label, *box.lines))
-        return box.label if box.synthetic or box.label == box.id else f"{box.label}\n{box.id}"
+            return "\n".join((label, *box.lines))
+        return label if box.synthetic or box.label == box.id else f"{label}\n{box.id}"
 
     def _words(self, box: Box, left: float, width: float, scale: float, *, framed: bool) -> str:
         height = box.h / scale
@@ -116,8 +114,7 @@ class Boxes:
         self.glyphs.add(kind)
         halo = f" h h-{box.category}" if framed else ""
         text_x = left + glyph + 5
-        taken = (20 if self._severity.get(box.id) else 6) + (16 if box.change else 0)
-        room = width - text_x - taken
+        room = width - text_x - (20 if self._severity.get(box.id) else 6)
         label = cut_to(_said(box.label), room, size, bold=not chip)
         parts = [
             f'<use href="#g-{kind.replace("?", "unknown")}" class="g g-{box.category}" x="{number(left)}"'
@@ -163,32 +160,33 @@ class Boxes:
         return "".join(parts)
 
     def _marks(self, box: Box, width: float, height: float) -> str:
-        """A triangle and a ring for a finding, a sign and a ring for a change."""
-        severity, change = self._severity.get(box.id, ""), box.change
-        if change not in CHANGE_MARKS:
-            change = ""
-        if not severity and not change:
-            return ""
-        if change:
-            self.changes.add(change)
-        radius = 9 if box.role == "frame" else 7
-        parts = []
-        for at, mark in enumerate(filter(None, (change, severity))):
-            out = 2 + 2 * at
-            dashed = " d" if mark == "removed" else ""
-            parts.append(
-                f'<rect class="r-{mark}{dashed}" x="-{out}" y="-{out}" width="{number(width + 2 * out)}"'
-                f' height="{number(height + 2 * out)}" rx="{radius + out}" stroke-width="1.8"/>'
-            )
+        """A triangle and a ring for a finding, and what marks a change."""
+        severity = self._severity.get(box.id, "")
+        if not severity:
+            return self._change(box, width, height)
         x, y = width - 11, min(12.0, height / 2 + 1)
-        if severity:
-            parts.append(f'<path class="{severity}" d="{triangle(x, y)}"/>')
-            parts.append(f'<text class="m w" x="{number(x)}" y="{number(y + 4.6)}">!</text>')
-            x -= 18
-        if change:
-            parts.append(f'<circle class="{change}" cx="{number(x)}" cy="{number(y)}" r="7"/>')
-            parts.append(f'<text class="m w" x="{number(x)}" y="{number(y + 3.3)}">{CHANGE_MARKS[change]}</text>')
-        return "".join(parts)
+        return (
+            f"{_ring(box, severity, width, height, 4 if box.change in CHANGES else 2)}"
+            f'<path class="{severity}" d="{triangle(x, y)}"/>'
+            f'<text class="m w" x="{number(x)}" y="{number(y + 4.6)}">!</text>{self._change(box, width, height)}'
+        )
+
+    def _change(self, box: Box, width: float, height: float) -> str:
+        """A ring, and a sign at the corner, for what a comparison found."""
+        if box.change not in CHANGES:
+            return ""
+        self.looks.add(box.change)
+        return (
+            f'{_ring(box, box.change, width, height, 2)}<circle class="i-{box.change}" cx="1" cy="1" r="6.5"/>'
+            f'<text class="m w" x="1" y="4.3">{CHANGES[box.change][0]}</text>'
+        )
+
+
+def _ring(box: Box, mark: str, width: float, height: float, out: int) -> str:
+    look = f"r-{mark} d" if mark == "removed" else f"r-{mark}"
+    radius = (9 if box.role == "frame" else 7) + out
+    size = f'width="{number(width + 2 * out)}" height="{number(height + 2 * out)}"'
+    return f'<rect class="{look}" x="-{out}" y="-{out}" {size} rx="{radius}" stroke-width="1.8"/>'
 
 
 def _slice(box: Box) -> str:

@@ -10,9 +10,8 @@ from itertools import pairwise
 from gpuflight.vis.glyph_widths import text_width
 from gpuflight.vis.model import LayoutGraph, Route
 from gpuflight.vis.render.svg_boxes import RANK, number, triangle
-from gpuflight.vis.render.svg_style import CHANGE_MARKS
 from gpuflight.vis.render.xml_text import xml
-from gpuflight.vis.visual import MEDIA
+from gpuflight.vis.visual import CHANGES, MEDIA, REMOVED_DASH, signed
 
 WORDS_MAX = 400
 """Lines with words in one picture; the heaviest have them."""
@@ -29,7 +28,8 @@ class Lines:
         self.lines: list[str] = []
         self.words: list[str] = []
         self.media: set[str] = set()
-        self.changes: set[str] = set()
+        self.looks: set[str] = set()
+        """What the lines are drawn as: their medium, or what a comparison found."""
         self.without_words = 0
         taken = _Space(obstacles)
         marked = _marked(layout)
@@ -43,41 +43,38 @@ class Lines:
                 taken.take((x - 9, y - 9, x + 9, y + 9))
                 self.words.append(f'<path class="{severity}" d="{triangle(x, y)}"/>')
                 self.words.append(f'<text class="m w" x="{number(x)}" y="{number(y + 4.6)}">!</text>')
-        for _, route in sorted(drawn, key=lambda each: -each[1].weight):
-            if route.label:
+        for _, route in sorted(drawn, key=lambda each: (not each[1].change, -each[1].weight)):
+            if route.label or route.change in CHANGES:
                 self._label(route, taken)
 
     def _line(self, layout: LayoutGraph, route: Route, thin: float, severity: str) -> None:
         self.media.add(route.medium)
         width = (1.2 + 2.2 * min(max(route.weight, 0.0), 1.0)) * thin
-        dash = MEDIA[route.medium][3] if route.change != "removed" else "5 4"
+        look = _look(route)
+        self.looks.add(look)
+        dash = MEDIA[route.medium][3] if route.change != "removed" else REMOVED_DASH
         points = _shortened(route)
         path = _path(points)
         if severity:
             self.lines.append(
                 f'<path class="e r-{severity}" d="{path}" stroke-width="{number(width + 5)}" opacity=".5"/>'
             )
-        if route.change in CHANGE_MARKS:
-            self.changes.add(route.change)
-            self.lines.append(
-                f'<path class="e r-{route.change}" d="{path}" stroke-width="{number(width + 3.5)}" opacity=".45"/>'
-            )
-        parts = [f'<path class="e e-{route.medium}" d="{path}" stroke-width="{number(width)}"']
+        parts = [f'<path class="e e-{look}" d="{path}" stroke-width="{number(width)}"']
         if dash:
             parts.append(
                 ' stroke-dasharray="{}"'.format(" ".join(number(float(part) * width) for part in dash.split()))
             )
         if len(layout.routes) <= 4000:
-            parts.append(f' marker-start="url(#{"a" if route.backward else "o"}-{route.medium})"')
-            parts.append(f' marker-end="url(#{"a" if route.forward else "o"}-{route.medium})"')
+            parts.append(f' marker-start="url(#{"a" if route.backward else "o"}-{look})"')
+            parts.append(f' marker-end="url(#{"a" if route.forward else "o"}-{look})"')
         elif route.forward or route.backward:
             end = "end" if route.forward else "start"
-            parts.append(f' marker-{end}="url(#a-{route.medium})"')
+            parts.append(f' marker-{end}="url(#a-{look})"')
         parts.append(f"><title>{xml(_title(layout, route), 300)}</title></path>")
         self.lines.append("".join(parts))
 
     def _label(self, route: Route, taken: _Space) -> None:
-        words = route.label[:80]
+        look, words = _look(route), signed(route.label[:80], route.change)
         width = text_width(words, 9.5) + 8
         spot = _spot(route, width, taken) if len(self.words) < 2 * WORDS_MAX else None
         if spot is None:
@@ -85,10 +82,10 @@ class Lines:
             return
         x, y = spot
         self.words.append(
-            f'<rect class="l-{route.medium}" x="{number(x - width / 2)}" y="{number(y - 6.5)}" width="{number(width)}"'
+            f'<rect class="l-{look}" x="{number(x - width / 2)}" y="{number(y - 6.5)}" width="{number(width)}"'
             f' height="13" rx="4" stroke-width=".7"/>'
         )
-        self.words.append(f'<text class="q i-{route.medium}" x="{number(x)}" y="{number(y + 3.4)}">{xml(words)}</text>')
+        self.words.append(f'<text class="q i-{look}" x="{number(x)}" y="{number(y + 3.4)}">{xml(words)}</text>')
 
 
 class _Space:
@@ -135,6 +132,10 @@ def _spot(route: Route, width: float, taken: _Space) -> Point | None:
             taken.take((x - width / 2 - 1, y - 7.5, x + width / 2 + 1, y + 7.5))
             return x, y
     return None
+
+
+def _look(route: Route) -> str:
+    return route.change if route.change in CHANGES else route.medium
 
 
 def _shortened(route: Route) -> list[Point]:
@@ -185,7 +186,7 @@ def _middle(points: Sequence[Point]) -> Point:
 def _title(layout: LayoutGraph, route: Route) -> str:
     arrow = "↔" if route.forward and route.backward else "→" if route.forward else "←" if route.backward else "—"
     what = route.label or MEDIA[route.medium][0]
-    return f"{what}: {route.source[:100]} {arrow} {route.target[:100]}"
+    return f"{signed(what, route.change)}: {route.source[:100]} {arrow} {route.target[:100]}"
 
 
 def _marked(layout: LayoutGraph) -> dict[int, str]:

@@ -6,10 +6,9 @@ from gpuflight.vis.glyph_widths import cut_to, text_width, wrapped
 from gpuflight.vis.model import LayoutGraph
 from gpuflight.vis.render.payload import time_text
 from gpuflight.vis.render.svg_boxes import RANK, number, triangle
-from gpuflight.vis.render.svg_style import CHANGE_MARKS
 from gpuflight.vis.render.xml_text import xml
 from gpuflight.vis.text import clean, plural
-from gpuflight.vis.visual import GLYPHS, MEDIA
+from gpuflight.vis.visual import CHANGES, GLYPHS, MEDIA, signed
 
 HEAD = 50.0
 FINDINGS_MAX = 12
@@ -80,9 +79,14 @@ class Foot:
                 dash = f' stroke-dasharray="{MEDIA[entry.key][3]}"' if MEDIA[entry.key][3] else ""
                 mark = f'<path class="e e-{entry.key}" d="M{{x}} {{middle}}h20" stroke-width="2"{dash}/>'
                 x = self._entry(x, mark, f"{entry.label} ({entry.count})", 26)
-        for change in sorted(changes):
-            mark = f'<circle class="{change}" cx="{{near}}" cy="{{middle}}" r="6"/>'
-            x = self._entry(x, mark, f"{CHANGE_MARKS[change]} {change}", 18)
+        for change in CHANGES:
+            if change in changes:
+                dashed = " d" if change == "removed" else ""
+                mark = (
+                    f'<rect class="r-{change}{dashed}" x="{{x}}" y="{{y}}" width="20" height="12" rx="4"'
+                    ' stroke-width="1.8"/>'
+                )
+                x = self._entry(x, mark, signed(change, change), 26)
         self._break(x)
 
     def _entry(self, x: float, mark: str, words: str, indent: float) -> float:
@@ -90,7 +94,7 @@ class Foot:
         if x > 16 and x + width > self.width - 16:
             x = self._break(x)
         y = self.height - 4
-        places = {"x": number(x), "y": number(y - 6), "middle": number(y), "near": number(x + 6)}
+        places = {"x": number(x), "y": number(y - 6), "middle": number(y)}
         self.parts.append(mark.format(**places))
         said = cut_to(words, self.width - 32 - indent, 10.5)
         self.parts.append(f'<text class="s" x="{number(x + indent)}" y="{number(y + 3.8)}">{xml(said)}</text>')

@@ -5,13 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from gpuflight.vis.palette import DARK, LIGHT, Palette, mix
-from gpuflight.vis.visual import CATEGORIES, MEDIA
+from gpuflight.vis.visual import CATEGORIES, CHANGES, MEDIA
 
 THEMES = ("auto", "light", "dark")
-CHANGE_MARKS = {"added": "+", "removed": "−", "changed": "~"}
-_CHANGE_COLOURS = {
-    "added": ("", "#00704f", "#2fc99c"), "removed": ("", "#b3261e", "#ff8a80"), "changed": ("", "#8a5a00", "#f0b040"),
-}  # fmt: skip
 
 _FIXED = """\
 text{font-family:system-ui,sans-serif}
@@ -26,22 +22,24 @@ text{font-family:system-ui,sans-serif}
 .g{fill:none;stroke-width:1.4;stroke-linecap:round;stroke-linejoin:round}
 .e{fill:none;stroke-linecap:butt;stroke-linejoin:round;opacity:.85}
 .d{stroke-dasharray:5 4}
-.x{opacity:.55}
 """
 
 
-def style_sheet(theme: str, categories: Iterable[str], media: Iterable[str]) -> str:
-    """Rules for what occurs in a picture, in a fixed order. ``auto`` follows what the reader's system prefers."""
+def style_sheet(theme: str, categories: Iterable[str], looks: Iterable[str]) -> str:
+    """Rules for what occurs in a picture, in a fixed order. ``auto`` follows what the reader's system prefers.
+
+    ``looks`` are those of lines and boxes: a medium, or a change.
+    """
     kept_categories = [key for key in CATEGORIES if key in set(categories)]
-    kept_media = [key for key in MEDIA if key in set(media)]
+    kept_looks = [key for key in (*MEDIA, *CHANGES) if key in set(looks)]
     if theme == "auto":
-        dark = _colours(DARK, kept_categories, kept_media)
-        light = _colours(LIGHT, kept_categories, kept_media)
+        dark = _colours(DARK, kept_categories, kept_looks)
+        light = _colours(LIGHT, kept_categories, kept_looks)
         return f"{_FIXED}{light}@media (prefers-color-scheme:dark){{\n{dark}}}\n"
-    return _FIXED + _colours(DARK if theme == "dark" else LIGHT, kept_categories, kept_media)
+    return _FIXED + _colours(DARK if theme == "dark" else LIGHT, kept_categories, kept_looks)
 
 
-def _colours(palette: Palette, categories: list[str], media: list[str]) -> str:
+def _colours(palette: Palette, categories: list[str], looks: list[str]) -> str:
     rules = [
         f".ground{{fill:{palette.ground}}}",
         f".t,.o,.c,.v{{fill:{palette.ink}}}",
@@ -56,8 +54,6 @@ def _colours(palette: Palette, categories: list[str], media: list[str]) -> str:
         f".r-info{{fill:none;stroke:{palette.info}}}",
         f".h{{stroke:{palette.ground}}}",
     ]
-    for change, colours in _CHANGE_COLOURS.items():
-        rules.append(f".r-{change}{{fill:none;stroke:{colours[palette.at]}}}.{change}{{fill:{colours[palette.at]}}}")
     for key in categories:
         colour, ground = palette.category(key), palette.tint(key, 0.05)
         line = palette.tint(key, palette.frame_line)
@@ -66,10 +62,12 @@ def _colours(palette: Palette, categories: list[str], media: list[str]) -> str:
             f".k-{key}{{fill:{colour}}}.g-{key}{{stroke:{colour}}}.h-{key}{{stroke:{ground}}}"
             f".z-{key}{{fill:{palette.tint(key, 0.16)}}}.p-{key}{{fill:{palette.tint(key, 0.42)}}}"
         )
-    for key in media:
-        colour = palette.medium(key)
+    for key in looks:
+        colour = palette.change(key) if key in CHANGES else palette.medium(key)
         plate = mix(colour, palette.surface, 0.55)
         rules.append(
             f".e-{key}{{stroke:{colour}}}.i-{key}{{fill:{colour}}}.l-{key}{{fill:{palette.surface};stroke:{plate}}}"
         )
+        if key in CHANGES:
+            rules.append(f".r-{key}{{fill:none;stroke:{colour}}}")
     return "\n".join(rules) + "\n"

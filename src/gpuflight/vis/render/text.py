@@ -7,7 +7,11 @@ from typing import BinaryIO, ClassVar
 from gpuflight.graph import Graph
 from gpuflight.vis.base import Document, Renderer
 from gpuflight.vis.model import LayoutGraph
+from gpuflight.vis.render.tables import boxes_by_id
 from gpuflight.vis.text import clean
+from gpuflight.vis.visual import CHANGES, signed
+
+CHANGES_MAX = 200
 
 
 class TextDocument(Document):
@@ -28,6 +32,7 @@ class TextRenderer(Renderer):
         graph = Graph(layout.entities, layout.edges)
         lines = [clean(layout.title, 200), ""] if layout.title else []
         lines += [clean(line) for line in graph.describe().rstrip("\n").split("\n")]
+        lines += _changes(layout)
         if layout.findings:
             lines += ["", "Findings"]
             for finding in layout.findings:
@@ -44,3 +49,14 @@ class TextRenderer(Renderer):
     def write(self, document: TextDocument, file: BinaryIO) -> None:
         """See Renderer.write. The file is UTF-8."""
         file.write(("\n".join(document.lines) + "\n").encode())
+
+
+def _changes(layout: LayoutGraph) -> list[str]:
+    """What a comparison found, entities before edges, a line each."""
+    held = {entity.id for entity in layout.entities}
+    boxes, links = boxes_by_id(layout.boxes), [link for link in layout.links if link.change in CHANGES]
+    found = [signed(name, box.change) for name, box in boxes.items() if name in held and box.change in CHANGES]
+    found += [signed(f"{link.kind} {link.source} → {link.target}", link.change) for link in links]
+    if len(found) > CHANGES_MAX:
+        found[CHANGES_MAX:] = [f"and {len(found) - CHANGES_MAX} more"]
+    return ["", "Changes", *(f"  {clean(line)}" for line in found)] if found else []

@@ -385,19 +385,20 @@ class Painter {
     g.font = `500 ${size}px ${FONT}`; g.textBaseline = "middle"; g.textAlign = "center";
     let drawn = 0;
     for (const line of lines) {
-      if (!line.label || drawn > 300 || (this.scene.dim && this.faded(line) && !line.extra)) continue;
-      let width = this.widths.get(line.label);
-      if (width === undefined) this.widths.set(line.label, width = g.measureText(line.label).width + 8);
+      const words = line.change ? `${CHANGE_SIGNS[line.change]} ${line.label}`.trim() : line.label;
+      if (!words || drawn > 300 || (this.scene.dim && this.faded(line) && !line.extra)) continue;
+      let width = this.widths.get(words);
+      if (width === undefined) this.widths.set(words, width = g.measureText(words).width + 8);
       const spot = this.labelSpot(line, width, taken);
       if (!spot) continue;
       taken.push(spot);
       drawn++;
-      const { colour } = p.edge[line.medium];
+      const colour = line.change ? p.change[line.change] : p.edge[line.medium].colour;
       g.beginPath(); g.roundRect(spot.x - width / 2, spot.y - 6.5, width, 13, 4);
       g.fillStyle = p.surface; g.globalAlpha = 0.94; g.fill(); g.globalAlpha = 1;
       g.lineWidth = 0.7; g.strokeStyle = colour; g.stroke();
       g.fillStyle = colour;
-      g.fillText(line.label, spot.x, spot.y + 0.5);
+      g.fillText(words, spot.x, spot.y + 0.5);
     }
   }
 
