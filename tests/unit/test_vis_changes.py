@@ -12,13 +12,14 @@ from tests.unit.vis_files import picture, small, written
 
 from gpuflight.errors import MissingExtra, SourceUnavailable
 from gpuflight.graph import Graph
+from gpuflight.graph.codec import decode_graph
 from gpuflight.registry import plugins
 from gpuflight.vis.base import Renderer
 from gpuflight.vis.changes import mark_changes
 from gpuflight.vis.visual import CHANGES, key_of_changes, signed
 
 THE_GRAPH_ITSELF = {"json", "perfetto"}
-"""Formats that are the graph or its sessions: nothing is drawn."""
+"""Formats that are the newer graph or its sessions: nothing is drawn."""
 PROCESS, LINE = "Process(pid=43,start=8)", "SendTo(Process(pid=43,start=8)->Process(pid=42,start=7))"
 DRAWN_BY_COLOUR = {"graphviz_png", "graphviz_pdf", "png"}
 """Pixels and compressed files, of which the text says nothing."""
@@ -46,7 +47,11 @@ def test_what_came_went_and_changed_is_told_apart(renderer: str, element: str) -
     """Four pictures of one graph: with nothing marked, and with one element marked as each of the three."""
     found = [of(renderer, {element: change} if change else {}) for change in ("", *CHANGES)]
     if renderer in THE_GRAPH_ITSELF:
-        assert len(set(found)) == 1
+        assert found[0] == found[1] == found[3]
+        if renderer == "json":
+            before, gone = (decode_graph(found[at]) for at in (0, 2))
+            ids = [{each.id for each in (*graph.nodes.values(), *graph.edges.values())} for graph in (before, gone)]
+            assert ids[0] - ids[1] == {element}
         return
     assert len(set(found)) == 4
     if renderer not in DRAWN_BY_COLOUR:

@@ -1,7 +1,8 @@
 """The graph as JSON, in the form that gpuflight's own files have (docs/graph.md): what is drawn can be read again.
 
-With ``--focus`` and the like it is the part that was chosen. ``<``, ``>`` and ``&`` are written as escapes, so that the
-text is harmless wherever it is put. A number that is not finite is ``null``, and unknown to who reads it.
+With ``--focus`` and the like it is the part that was chosen, with ``--diff`` the newer graph. ``<``, ``>`` and ``&``
+are written as escapes, so that the text is harmless wherever it is put. A number that is not finite is ``null``, and
+unknown to who reads it.
 """
 
 from __future__ import annotations
@@ -10,10 +11,13 @@ from typing import Any, BinaryIO, ClassVar
 
 import msgspec
 
+from gpuflight.graph import edge_id
 from gpuflight.graph.codec import SCHEMA, edge_kind_table, encode, time_text
 from gpuflight.graph.codec import Document as GraphFile
 from gpuflight.vis.base import Document, Renderer
+from gpuflight.vis.changes import REMOVED
 from gpuflight.vis.model import LayoutGraph
+from gpuflight.vis.render.tables import boxes_by_id
 from gpuflight.vis.text import clean
 
 
@@ -31,6 +35,9 @@ class JsonRenderer(Renderer):
 
     def build(self, layout: LayoutGraph) -> JsonDocument:
         """See Renderer.build."""
+        boxes = boxes_by_id(layout.boxes)
+        gone = {box_id for box_id, box in boxes.items() if box.change == REMOVED}
+        gone |= {edge_id((link.source, link.target, link.kind)) for link in layout.links if link.change == REMOVED}
         environment: dict[str, Any] = msgspec.to_builtins(layout.environment)
         return JsonDocument(
             title=clean(layout.title, 200),
@@ -40,8 +47,8 @@ class JsonRenderer(Renderer):
                 time=_time(layout.time_ns),
                 env={name: value for name, value in environment.items() if value},
                 edge_kinds=edge_kind_table(),
-                nodes=list(layout.entities),
-                edges=list(layout.edges),
+                nodes=[entity for entity in layout.entities if entity.id not in gone],
+                edges=[edge for edge in layout.edges if not gone or edge.id not in gone],
                 coverage=[msgspec.to_builtins(line) for line in layout.coverage],
                 findings=[msgspec.to_builtins(finding) for finding in layout.findings],
             ),
