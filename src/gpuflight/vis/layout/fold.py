@@ -50,9 +50,9 @@ def _tell(forest: Forest) -> None:
     """Say in the notes how much is folded: no format shows the inside of groups as plainly as boxes."""
     groups = entities = 0
     inside: set[Item] = set()  # boxes in groups
-    for box in by_level(forest.root):
+    for box in [item for item in by_level(forest.root) if item.children]:
         groups += box.folds
-        if box.children and (box.folds or box in inside):
+        if box.folds or box in inside:
             inside.update([child for child in box.children if child.children])
             entities += sum([child.entity is not None for child in box.children])
     if groups:
@@ -156,6 +156,8 @@ def _size(item: Item) -> float:
 
 
 def _fold_sockets(folder: _Folder, sockets: list[Item]) -> None:
+    if len(sockets) <= _PORTS["Socket"]:
+        return
     listening = [item for item in sockets if _state(item) == "LISTEN"]
     if len(listening) > _PORTS["Socket"]:
         folder.group("listen", listening, plural(len(listening), "listening socket"), "listening, in one box")

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 
 from gpuflight.vis.layout.bundle import Bundle
-from gpuflight.vis.layout.item import Item, natural_key, nearest, walk
+from gpuflight.vis.layout.item import Item, by_level, natural_key, nearest
 
 SWEEPS = 4
 _GROUND = frozenset(("Hardware",))
@@ -37,12 +37,12 @@ def _name_key(item: Item) -> tuple[tuple[int, int, str], ...]:
 
 def order(root: Item, bundles: Iterable[Bundle]) -> None:
     """Sort the children of every box: first by kind and name, then by where their other ends are."""
-    everything = walk(root)
+    outer = [item for item in by_level(root) if item.children]
     small: set[Item] = set()  # stands in a group: no line ends there, and it is too small to be looked for by name
-    for outer in everything:
-        if outer.folds or outer in small:
-            small.update(outer.children)
-    boxes = [item for item in everything if len(item.children) > 1]
+    for box in outer:
+        if box.folds or box in small:
+            small.update([child for child in box.children if child.children])
+    boxes = [box for box in outer if len(box.children) > 1]
     for box in boxes:
         if box in small:
             box.children.sort(key=lambda item: (item.folds, item.kind, len(item.label), item.label, item.id))

@@ -65,7 +65,7 @@ def pack_inside(box: Item) -> None:
             continue
         outer.append(item)
         if item.folds or item in small:
-            small.update(item.children)
+            small.update([child for child in item.children if child.children])
     for item in reversed(outer):
         if item.folds:
             _size_group(item)

@@ -6,12 +6,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
+from operator import itemgetter
 
 from gpuflight.vis.layout.bundle import Bundle
 from gpuflight.vis.layout.item import Item
 
 PORT_GAP = 9.0
 INSET = 10.0
+_BOTTOM = itemgetter(1)  # of a row
 
 
 class _Way:
@@ -59,9 +61,10 @@ def route(bundles: Iterable[Bundle]) -> None:
 
 def _row(box: Item, child: Item) -> int:
     """Index of the row of ``box`` that ``child`` stands in, by its middle."""
-    return max(
-        0, min(bisect_left([bottom for _, bottom in box.rows], child.y - box.y + child.h / 2), len(box.rows) - 1)
-    )
+    rows = box.rows
+    if len(rows) < 2:
+        return 0
+    return min(bisect_left(rows, child.y - box.y + child.h / 2, key=_BOTTOM), len(rows) - 1)
 
 
 def _gutter(box: Item, upper: int, below_a: Item, below_b: Item) -> tuple[int, float, float]:

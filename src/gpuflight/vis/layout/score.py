@@ -22,6 +22,7 @@ def score(forest: Forest) -> None:
     items = forest.items
     ends = {source for source, _, _ in forest.flows} | {target for _, target, _ in forest.flows}
     homes = {end: nearest(items[end], _WORKLOAD) for end in ends}
+    worths: dict[tuple[str, str, str], float] = {}
     for source, target, kind in forest.flows:
         first, second = homes[source], homes[target]
         kinds = items[source].kind, items[target].kind
@@ -31,8 +32,10 @@ def score(forest: Forest) -> None:
                     item.score += ALWAYS
                     item.ground = True
         elif first is not second:
-            medium = medium_of(kind, "data_stream", *kinds)
-            worth = CONNECTED if medium in ("network", "data") or "SharedMemory" in kinds else 1.0
+            worth = worths.get((kind, *kinds), 0.0)
+            if not worth:
+                told = medium_of(kind, "data_stream", *kinds) in ("network", "data") or "SharedMemory" in kinds
+                worths[kind, *kinds] = worth = CONNECTED if told else 1.0
             for item in (first, second):
                 if item is not None:
                     item.score += worth
