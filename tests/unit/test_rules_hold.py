@@ -15,6 +15,7 @@ from tests.unit.test_rule_conformance import CASES, RULES
 
 from gpuflight.bottlenecks.engine import Engine, Judgement
 from gpuflight.bottlenecks.series import Series
+from gpuflight.bottlenecks.window import Window
 from gpuflight.graph import Edge, Entity
 from gpuflight.rounds import Evidence, Finding
 
@@ -80,18 +81,24 @@ def test_what_is_missing_is_no_finding(name: str) -> None:
 def _counters(name: str, monkeypatch: pytest.MonkeyPatch) -> set[str]:
     """Which metrics the rule looks at by their increase, found out by watching it."""
     asked: set[int] = set()
-    increase = Series.increase
+    named: set[str] = set()
+    increase, of_element = Series.increase, Window.increase
 
     def watched(self: Series, now_s: float, window_s: float) -> float | None:
         asked.add(id(self))
         return increase(self, now_s, window_s)
 
+    def watched_window(self: Window, element: Entity | Edge, metric: str, window_s: float) -> float | None:
+        named.add(metric)
+        return of_element(self, element, metric, window_s)
+
     monkeypatch.setattr(Series, "increase", watched)
+    monkeypatch.setattr(Window, "increase", watched_window)
     player = _player(name, CASES[name].fires)
     player.play(CASES[name].fires)
     monkeypatch.undo()
     rows = player.engine._index.histories.values()
-    return {metric for row in rows for metric, series in row.items() if id(series) in asked}
+    return named | {metric for row in rows for metric, series in row.items() if id(series) in asked}
 
 
 @ALL

@@ -122,7 +122,8 @@ class Rule(Plugin, family="rules", package="gpuflight.bottlenecks"):
     changes, and looks at much."""
 
     whole_session: ClassVar[bool] = False
-    """Its metrics are sums over the whole of a recorded session, so one look is enough: no persistence is asked for."""
+    """Its metrics are sums over the whole of a recorded session, so one look is enough: no persistence is asked for.
+    While the session goes on, what is quiet is judged in every third round only (``index.CALM_ROUNDS``)."""
 
     explains: ClassVar[tuple[str, ...]] = ()
     """Names of rules whose findings about the same elements are symptoms of this one."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -18,12 +18,12 @@ from msgspec import Struct
 
 from gpuflight.bottlenecks.base import ElementRule, GroupRule, NotYet, Rule, Unknown, Verdict
 from gpuflight.bottlenecks.folding import fold
-from gpuflight.bottlenecks.index import Index
+from gpuflight.bottlenecks.index import Index, is_mine, turn_of
 from gpuflight.bottlenecks.lifecycle import Track
 from gpuflight.bottlenecks.overrides import Overrides
 from gpuflight.bottlenecks.survey import RuleState, survey_elements, survey_group
-from gpuflight.bottlenecks.window import Key, Look, Window, key_of
-from gpuflight.graph import Edge, Entity
+from gpuflight.bottlenecks.window import Key, Look, Window
+from gpuflight.graph import Edge
 from gpuflight.graph.store import ENDED
 from gpuflight.rounds import Coverage, Finding, Note, Round
 
@@ -37,7 +37,7 @@ _WHOLE_SURVEYS = (1, 3)
 """Rounds in which every rule is asked: the first, and the first one that has all rates."""
 _FIRST_SIGHT = ("this was the first", "at its first sight")
 """Ends of reasons that the next round takes away."""
-_SURVEY_ELEMENTS = 8
+_SURVEY_ELEMENTS = 4
 _SURVEY_LOOKS = 256
 _NOTES = 8
 
@@ -86,6 +86,7 @@ class Engine:
         self._started = False
         self._last_time_ns = 0
         self._unknown: dict[str, str] = {}
+        self._unknown_notes: list[Note] = []
 
     def judge(self, done: Round) -> Judgement:
         """Judge a round; its ``graph`` and ``diff`` are read, nothing of it is changed. A rule that fails costs that
@@ -93,14 +94,15 @@ class Engine:
         began_s, began_cpu_s = time.perf_counter(), time.thread_time()
         window = self.window
         self._open(done)
-        met = self._index.take(done, window.now_s, first=not self._started)
+        due = self._index.take(done, window.now_s, window.rounds_count, first=not self._started)
         self._started = True
         self._failed = {}
         cleared: list[Finding] = []
-        for rule, element in self._due(met):
-            self._judge_element(rule, element, cleared)
+        for rule, elements in due.items():
+            self._judge_elements(rule, elements, cleared)
         for group in self._group_rules:
-            if window.rounds_count % group.every_rounds == 0 or window.rounds_count == 1:
+            turn = turn_of(group.name, group.every_rounds)
+            if window.rounds_count % group.every_rounds == turn or window.rounds_count == 1:
                 self._judge_group(group, cleared)
         self._end_the_gone(cleared)
         findings = fold(self._findings(), self.rules, window)
@@ -134,7 +136,7 @@ class Engine:
         elements: dict[type[Any], list[Any]] = {}
         graph = self.window.round.graph
         for element in (*graph.nodes.values(), *graph.edges.values()):
-            if type(element) in wanted and _mine(element):
+            if type(element) in wanted and is_mine(element):
                 elements.setdefault(type(element), []).append(element)
         return [self._state_of(rule, lambda kind: elements.get(kind, ())) for rule in self.rules.values()]
 
@@ -153,13 +155,19 @@ class Engine:
         """A part of the rules each round, all of them in the first ones, about some elements of each kind: why rules
         cannot judge, each reason with how many rules it concerns."""
         turn = self.window.rounds_count
-        for number, (name, rule) in enumerate(self.rules.items()):
-            if turn in _WHOLE_SURVEYS or number % _SURVEY_ROUNDS == turn % _SURVEY_ROUNDS:
-                state = self._state_of(rule, self._some)
-                why = next(iter(state.unknown)) if state.state == "unknown" else ""
-                self._unknown[name] = "" if turn == 1 and why.endswith(_FIRST_SIGHT) else why
-        counts = Counter(reason for reason in self._unknown.values() if reason)
-        return [Note(reason=f"rules that cannot judge: {reason}", count=n) for reason, n in counts.most_common(_NOTES)]
+        first, step = (0, 1) if turn in _WHOLE_SURVEYS else (turn % _SURVEY_ROUNDS, _SURVEY_ROUNDS)
+        before = dict(self._unknown)
+        for name, rule in islice(self.rules.items(), first, None, step):
+            state = self._state_of(rule, self._some)
+            why = next(iter(state.unknown)) if state.state == "unknown" else ""
+            self._unknown[name] = "" if turn == 1 and why.endswith(_FIRST_SIGHT) else why
+        if self._unknown != before:
+            counts = Counter(reason for reason in self._unknown.values() if reason)
+            self._unknown_notes = [
+                Note(reason=f"rules that cannot judge: {reason}", count=count)
+                for reason, count in counts.most_common(_NOTES)
+            ]
+        return self._unknown_notes
 
     def _some(self, kind: type[Any]) -> Sequence[Any]:
         graph = self.window.round.graph
@@ -170,7 +178,7 @@ class Engine:
         else:
             everything = graph.edges if issubclass(kind, Edge) else graph.nodes
             found = (each for each in islice(everything.values(), _SURVEY_LOOKS) if type(each) is kind)
-        return [each for each in islice(found, _SURVEY_ELEMENTS) if _mine(each)]
+        return [each for each in islice(found, _SURVEY_ELEMENTS) if is_mine(each)]
 
     def memory_bytes(self) -> int:
         """What the window holds, about: the past of metrics, indexes, states of findings."""
@@ -206,61 +214,42 @@ class Engine:
         usual_s = self.window.interval_s
         return usual_s is not None and interval_s > max(usual_s * _GAP, usual_s + 30.0)
 
-    def _due(self, met: Iterable[tuple[ElementRule, Any]]) -> Iterable[tuple[ElementRule, Any]]:
-        """What is judged in this round: what met a screen, what is under watch, and the rules of every round."""
-        due: dict[tuple[str, Key], tuple[ElementRule, Any]] = {}
-        for rule, element in met:
-            if rule.every_rounds > 1:
-                self._index.watch(rule, key_of(element))
-            else:
-                due[(rule.name, key_of(element))] = (rule, element)
-        graph = self.window.round.graph
-        for key, rule in self._index.under_watch(self.window.rounds_count):
-            element = graph.nodes.get(key) if isinstance(key, str) else graph.edges.get(key)
-            if element is not None:
-                due.setdefault((rule.name, key), (rule, element))
-        for rule in self._element_rules:
-            if rule.every_round and self.window.rounds_count % rule.every_rounds == 0:
-                for kind in rule.subjects():
-                    for key, element in self._index.by_kind.get(kind, {}).items():
-                        due[(rule.name, key)] = (rule, element)
-        return [pair for pair in due.values() if _mine(pair[1])]
-
     def _ask(self, rule: Rule, element: Any, active: bool = False) -> Verdict:
         assert isinstance(rule, ElementRule)  # noqa: S101
         return rule.judge(Look(rule, element, self.window, active))
 
-    def _judge_element(self, rule: ElementRule, element: Any, cleared: list[Finding]) -> None:
-        window, key = self.window, key_of(element)
-        track = self._tracks[rule.name].get(element.id)
-        soon = False
-        try:
-            verdict = self._ask(rule, element, track is not None and track.finding is not None)
-        except Unknown as reason:
-            verdict = Verdict(state="unknown", reason=str(reason))
-            soon = isinstance(reason, NotYet)
-        except Exception as error:  # noqa: BLE001 - a rule that throws costs that rule this round
-            self._fail(rule, error)
-            self._index.watch(rule, key)  # asked again, though nothing may change
-            return
-        if verdict.state == "fired":
-            verdict.subject = verdict.subject or element.id
-            since_s = max(self._index.first_seen_s.get(key, window.started_s), window.started_s)
-            self._fired(rule, verdict, key, ready=window.now_s - since_s >= rule.warm_up_s)
-            self._index.watch(rule, key)
-            return
-        if track is not None:
-            ended = track.clear(window.now_s) if verdict.state == "clear" else track.unknown(window.now_s)
-            if ended is not None:
-                cleared.append(ended)
-        if rule.screens:
-            waits = self._index.meets_screens(rule, element)
-        else:  # means move, and a history becomes long enough, though the element stays as it is
-            waits = soon or (bool(rule.histories) and rule.time_matters)
-        if waits or (track is not None and not track.idle):
-            self._index.watch(rule, key)
-        else:
-            self._index.unwatch(rule, key)
+    def _judge_elements(self, rule: ElementRule, elements: Mapping[Key, Any], cleared: list[Finding]) -> None:
+        tracks, window, index = self._tracks[rule.name], self.window, self._index
+        # Means move, and a history becomes long enough, though the element stays as it is.
+        moves = bool(rule.histories) and rule.time_matters
+        again: list[Key] = []
+        quiet: list[Key] = []
+        for key, element in elements.items():
+            track = tracks.get(element.id)
+            soon = False
+            try:
+                verdict = rule.judge(Look(rule, element, window, track is not None and track.finding is not None))
+            except Unknown as reason:
+                verdict = Verdict(state="unknown", reason=str(reason))
+                soon = isinstance(reason, NotYet)
+            except Exception as error:  # noqa: BLE001 - a rule that throws costs that rule this round
+                self._fail(rule, error)
+                again.append(key)
+                continue
+            if verdict.state == "fired":
+                verdict.subject = verdict.subject or element.id
+                since_s = max(index.first_seen_s.get(key, window.started_s), window.started_s)
+                self._fired(rule, verdict, key, ready=window.now_s - since_s >= rule.warm_up_s)
+                again.append(key)
+                continue
+            if track is not None:
+                ended = track.clear(window.now_s) if verdict.state == "clear" else track.unknown(window.now_s)
+                if ended is not None:
+                    cleared.append(ended)
+            waits = index.meets_screens(rule, element) if rule.screens else soon or moves
+            (again if waits or (track is not None and not track.idle) else quiet).append(key)
+        index.watch(rule, again)
+        index.unwatch(rule, quiet)
 
     def _judge_group(self, rule: GroupRule, cleared: list[Finding]) -> None:
         window = self.window
@@ -302,7 +291,7 @@ class Engine:
     def _end_the_gone(self, cleared: list[Finding]) -> None:
         """Findings about elements that are not in the graph any more end; what is idle is forgotten."""
         window, graph = self.window, self.window.round.graph
-        for tracks in self._tracks.values():
+        for tracks in filter(None, self._tracks.values()):
             for subject, track in list(tracks.items()):
                 if track.key is not None:
                     element = graph.nodes.get(track.key) if isinstance(track.key, str) else graph.edges.get(track.key)
@@ -321,12 +310,3 @@ class Engine:
 
     def _all_tracks(self) -> list[Track]:
         return [track for tracks in self._tracks.values() for track in tracks.values()]
-
-
-def _mine(element: Any) -> bool:
-    """Whether an element is alive and of this host; foreign ones are judged by their own gpuflight."""
-    if ENDED in element.attributes:
-        return False
-    if isinstance(element, Entity):
-        return not element.ns
-    return "(ns=" not in element.source and "(ns=" not in element.target

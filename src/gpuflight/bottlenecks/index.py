@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 from zlib import crc32
 
 from gpuflight.bottlenecks.base import MASS_KINDS, ElementRule, Rule, Screen
 from gpuflight.bottlenecks.overrides import Overrides
-from gpuflight.bottlenecks.series import Series
+from gpuflight.bottlenecks.series import Series, Table
 from gpuflight.bottlenecks.window import Key, key_of
-from gpuflight.graph import Edge
+from gpuflight.graph import Edge, Entity, Graph
 from gpuflight.graph import edges as edge_kinds
 from gpuflight.graph.diff import Change
 from gpuflight.graph.edges import EDGE_KINDS
 from gpuflight.graph.element import EdgeKey
-from gpuflight.graph.nodes import NODE_KINDS
+from gpuflight.graph.nodes import NODE_KINDS, Session
 from gpuflight.graph.store import ENDED
 from gpuflight.rounds import Round
 
@@ -30,11 +31,19 @@ COMPARE: dict[str, Callable[[Any, Any], bool]] = {
 _FOLDING = (edge_kinds.Access, edge_kinds.Host, edge_kinds.Own)
 """Kinds of edge that folding follows (folding.py)."""
 
+CALM_ROUNDS = 3
+"""A session that goes on changes in each round, and with it all that rules look at: half a minute of it, or more. Each
+rule about sums of sessions (``whole_session``) that has nothing to say about one looks again in so many rounds."""
+
+_TABLE_COLUMNS = 16
+"""So many metrics of a kind that are looked at over the same time are worth a table."""
+
 _GPUS = ("GPU(", "MigInstance(")
 
 Gate = tuple[ElementRule, str | None, Callable[[Any, Any], bool] | None, Any]
 """A rule with one screen: metric, comparison, limit; without comparison it is an attribute; without name all pass."""
-Met = list[tuple[ElementRule, Any]]
+Due = dict[ElementRule, dict[Key, Any]]
+"""Elements that each rule is to judge."""
 
 
 class Index:
@@ -45,10 +54,15 @@ class Index:
         element_rules = [rule for rule in rules if isinstance(rule, ElementRule)]
         self._gates = self._make_gates([rule for rule in element_rules if not rule.gpu_users_only])
         self._user_gates = self._make_gates([rule for rule in element_rules if rule.gpu_users_only])
-        self._horizons = _wanted_histories(rules)
+        horizons = _wanted_histories(rules)
+        self._columns = {kind: _columns(row) for kind, row in horizons.items()}
+        self._horizons = {
+            kind: {metric: seconds for metric, seconds in row.items() if metric not in self._columns[kind]}
+            for kind, row in horizons.items()
+        }
         self._wanted = {
             kind: {metric: (seconds, self._least(element_rules, kind, metric)) for metric, seconds in row.items()}
-            for kind, row in self._horizons.items()
+            for kind, row in horizons.items()
         }
         self._kept = _kept_kinds(rules, element_rules)
         self._marks = _wanted_members(rules)
@@ -60,26 +74,43 @@ class Index:
         self.out: dict[tuple[str, type[Edge]], dict[str, None]] = {}
         self.into: dict[tuple[str, type[Edge]], dict[str, None]] = {}
         self.histories: dict[Key, dict[str, Series]] = {}
+        self.tables: dict[Key, Table] = {}
         self.first_seen_s: dict[Key, float] = {}
-        self.watched: dict[Key, dict[str, ElementRule]] = {}
+        self._watched: dict[ElementRule, list[dict[Key, None]]] = {
+            rule: [{} for _ in range(rule.every_rounds)] for rule in element_rules
+        }
+        """What each rule judges though it may not change, by the turn in which it does."""
+        self._slow = [rule for rule in element_rules if rule.every_rounds > 1]
+        self._every_round = [rule for rule in element_rules if rule.every_round]
+        self._calm: dict[ElementRule, set[Key]] = {
+            rule: set()
+            for rule in element_rules
+            if rule.whole_session and rule.every_rounds == 1 and Session in rule.subjects()
+        }
+        """Sessions that each rule about their sums has nothing to say about."""
+        self._stirred: list[dict[Key, None]] = [{} for _ in range(CALM_ROUNDS)]
+        """Sessions that changed since it was last their turn, by turn."""
         self.gpu_users: set[str] = set()
         self.members: dict[tuple[type[Any], str], dict[str, Any]] = {
             (kind, name): {} for kind, names in self._marks.items() for name in names
         }
-        self._slow = [rule for rule in element_rules if rule.every_rounds > 1]
-        self.slow: dict[tuple[str, int], dict[Key, ElementRule]] = {}
-        """Under watch of rules that judge each element only every so many rounds, by rule and turn."""
 
     def clear(self) -> None:
         """Forget everything."""
-        for table in (self.by_kind, self.out, self.into, self.histories, self.first_seen_s, self.watched, self.slow):
+        for table in (self.by_kind, self.out, self.into, self.histories, self.tables, self.first_seen_s):
             table.clear()
+        for turns in (*self._watched.values(), self._stirred):
+            for row in turns:
+                row.clear()
+        for calm in self._calm.values():
+            calm.clear()
         for members in self.members.values():
             members.clear()
         self.gpu_users.clear()
 
-    def take(self, done: Round, now_s: float, first: bool) -> Met:
-        """Bring everything up to date with a round; (rule, element) for what changed and meets a screen."""
+    def take(self, done: Round, now_s: float, round_number: int, first: bool) -> Due:
+        """Bring everything up to date with a round; what is to be judged in it, since it changed and meets a screen, or
+        whether it changed or not."""
         diff = done.diff
         nodes_added: Iterable[Any] = diff.nodes_added
         edges_added: Iterable[Any] = diff.edges_added
@@ -93,33 +124,48 @@ class Index:
                 kind = EDGE_KINDS.get(edge_key[2])
                 self._drop(edge_key, kind)
                 self._unlink(edge_key, kind)
-        met: Met = []
-        self._link_all(edges_added, done, met)
+        due: Due = {}
+        self._link_all(edges_added, done, due)
         groups: dict[type[Any], list[Any]] = {kind: [] for kind in self._concerned}
-        for elements in (nodes_added, edges_added):
+        for elements in (nodes_added, edges_added, *([step.after for step in steps] for steps in changed)):
             for element in elements:
-                if (group := groups.get(type(element))) is not None:
-                    group.append(element)
-        for steps in changed:
-            for step in steps:
-                element = step.after
                 if (group := groups.get(type(element))) is not None:
                     group.append(element)
         for kind, names in self._marks.items():
             for name in names:
                 _sort_out(groups[kind], name, self.members[(kind, name)])
         for kind, group in groups.items():  # of masses a screen is one pass over a column
-            if group and kind in self._kept:
-                self._look_at_few(kind, group, now_s, met)
+            if kind in self._kept and (group or kind is Session):
+                self._look_at_few(kind, group, now_s, round_number, due)
             elif group:
-                self._look_at_masses(kind, group, now_s, met)
+                self._look_at_masses(kind, group, now_s, due)
         if self._warm:
             for entity in nodes_added:
                 if type(entity) in self._warm:
                     self.first_seen_s[entity.id] = now_s
-        return met
+        self._add_watched(due, done.graph, round_number)
+        return due
 
-    def _link_all(self, edges: Iterable[Edge], done: Round, met: Met) -> None:
+    def _add_watched(self, due: Due, graph: Graph, round_number: int) -> None:
+        """Add what is to be judged in this round whether it changed or not, and take out what is not in its turn."""
+        for rule in self._slow:
+            self.watch(rule, due.pop(rule, ()))
+        for rule, turns in self._watched.items():
+            if row := turns[round_number % len(turns)]:
+                mine = due.setdefault(rule, {})
+                for key in [key for key in row if key not in mine]:
+                    element = graph.nodes.get(key) if isinstance(key, str) else graph.edges.get(key)
+                    if element is None:
+                        del row[key]
+                    elif is_mine(element):
+                        mine[key] = element
+        for rule in self._every_round:
+            if round_number % rule.every_rounds == 0:
+                mine = due.setdefault(rule, {})
+                for kind in rule.subjects():
+                    mine.update((k, e) for k, e in self.by_kind.get(kind, {}).items() if is_mine(e))
+
+    def _link_all(self, edges: Iterable[Edge], done: Round, due: Due) -> None:
         """New edges between elements; who uses a GPU from now on passes the screens for these, changed or not."""
         before = self.gpu_users.copy()
         for edge in edges:
@@ -128,75 +174,108 @@ class Index:
         for entity_id in self.gpu_users - before:
             user = done.graph.nodes.get(entity_id)
             if user is not None:
-                _pass_gates(user, self._user_gates.get(type(user), ()), met)
+                for gate in self._user_gates.get(type(user), ()):
+                    _pass_gate(gate, [user], due)
 
-    def _look_at_few(self, kind: type[Any], elements: Iterable[Any], now_s: float, met: Met) -> None:
-        wanted, gates, here = self._horizons.get(kind), self._gates.get(kind, ()), self.by_kind.setdefault(kind, {})
-        for element in elements:
-            key = key_of(element)
-            if ENDED in element.attributes:
-                self._drop(key, kind)
-                continue
-            here[key] = element
-            if wanted is not None:
-                self._remember(element, wanted, now_s)
-            _pass_gates(element, gates, met)
+    def _look_at_few(self, kind: type[Any], elements: Sequence[Any], now_s: float, round_number: int, due: Due) -> None:
+        wanted, here = self._horizons.get(kind), self.by_kind.setdefault(kind, {})
+        wires = issubclass(kind, Edge)
+        alive = {e.key if wires else e.id: e for e in elements if ENDED not in e.attributes}
+        if len(alive) < len(elements):
+            for element in elements:
+                if ENDED in element.attributes:
+                    self._drop(key_of(element), kind)
+        here.update(alive)
+        if wanted is not None:
+            for key, element in alive.items():
+                self._remember(key, element, wanted, now_s)
+        mine = {key: e for key, e in alive.items() if (is_mine(e) if wires else not e.ns)}
+        now, later = self._by_turn(mine, round_number) if kind is Session else (mine, {})
+        for gate in self._gates.get(kind, ()):
+            rule, these = gate[0], mine
+            if rule in self._calm:
+                these = now
+                if restless := later.keys() - self._calm[rule]:
+                    these = now | {key: later[key] for key in later if key in restless}
+            if gate[1] is not None:
+                _pass_gate(gate, these.values(), due)
+            elif these:
+                due.setdefault(rule, {}).update(these)
 
-    def _look_at_masses(self, kind: type[Any], elements: list[Any], now_s: float, met: Met) -> None:
+    def _by_turn(self, mine: dict[Key, Any], round_number: int) -> tuple[dict[Key, Any], dict[Key, Any]]:
+        """Sessions that changed now or since their last turn: those to judge now, and those that may wait if calm."""
+        turns, turn, here = self._stirred, round_number % CALM_ROUNDS, self.by_kind[Session]
+        now = {key: here[key] for key in turns[turn] if key in here}
+        later: dict[Key, Any] = {}
+        turns[turn].clear()
+        for key, element in mine.items():
+            its_turn = turn_of(key, CALM_ROUNDS)
+            if its_turn == turn or element.attributes.get("state") != "live":
+                now[key] = element
+            else:
+                later[key] = element
+                turns[its_turn][key] = None
+        return now, later
+
+    def _look_at_masses(self, kind: type[Any], elements: list[Any], now_s: float, due: Due) -> None:
         """One that has ended has no metrics, so it meets no screen; what is kept of it goes when it is removed."""
-        for row in self._gates.get(kind, ()):
-            met += _column(row, elements)
+        for gate in self._gates.get(kind, ()):
+            _pass_gate(gate, elements, due)
         if kind in self._user_gates:
             users = [element for element in elements if element.id in self.gpu_users]
-            for row in self._user_gates[kind]:
-                met += _column(row, users)
+            for gate in self._user_gates[kind]:
+                _pass_gate(gate, users, due)
         wanted = self._wanted.get(kind)
         if wanted is not None:  # most of a crowd have none of what is wanted, or too little of it
             for element in elements:
                 metrics = element.metrics
                 for metric, (_, least) in wanted.items():
                     if metric in metrics and metrics[metric] >= least:
-                        self._remember(element, self._horizons[kind], now_s)
+                        self._remember(key_of(element), element, self._horizons[kind], now_s)
                         break
 
-    def watch(self, rule: ElementRule, key: Key) -> None:
-        """Judge the element again in the next round, or when it is its turn, though it may not change."""
-        if rule.every_rounds > 1:
-            self.slow.setdefault((rule.name, _turn(key, rule.every_rounds)), {})[key] = rule
-        else:
-            self.watched.setdefault(key, {})[rule.name] = rule
+    def history(self, key: Key, metric: str) -> Series | None:
+        """The past of a metric that a rule declared."""
+        if (table := self.tables.get(key)) is not None and metric in table:
+            return table.series(metric)
+        row = self.histories.get(key)
+        return row.get(metric) if row is not None else None
 
-    def unwatch(self, rule: ElementRule, key: Key) -> None:
-        """Leave the element alone until it changes."""
-        if rule.every_rounds > 1:
-            self.slow.get((rule.name, _turn(key, rule.every_rounds)), {}).pop(key, None)
-            return
-        row = self.watched.get(key)
-        if row is not None:
-            row.pop(rule.name, None)
-            if not row:
-                del self.watched[key]
+    def increase(self, key: Key, metric: str, now_s: float, window_s: float) -> float | None:
+        """By how much a counter rose within the window; None at its first sight."""
+        if (table := self.tables.get(key)) is not None and metric in table:
+            return table.increase(metric, now_s, window_s)
+        series = self.history(key, metric)
+        return series.rose(now_s, window_s) if series is not None else None
 
-    def under_watch(self, round_number: int) -> Iterator[tuple[Key, ElementRule]]:
-        """What is to be judged in this round whether it changed or not."""
-        for key, rules in self.watched.items():
-            for rule in rules.values():
-                yield key, rule
-        for rule in self._slow:
-            for key in self.slow.get((rule.name, round_number % rule.every_rounds), ()):
-                yield key, rule
+    def watch(self, rule: ElementRule, keys: Iterable[Key]) -> None:
+        """Judge these again in the next round, or when it is their turn, though they may not change."""
+        turns = self._watched[rule]
+        for key in keys:
+            turns[_turn_of(rule, key)][key] = None
+        if rule in self._calm:
+            self._calm[rule].difference_update(keys)
+
+    def unwatch(self, rule: ElementRule, keys: Iterable[Key]) -> None:
+        """Leave these alone until they change."""
+        turns = self._watched[rule]
+        if any(turns):
+            for key in keys:
+                turns[_turn_of(rule, key)].pop(key, None)
+        if rule in self._calm:
+            self._calm[rule].update(keys)
 
     def meets_screens(self, rule: ElementRule, element: Any) -> bool:
         """Whether any screen of the rule lets the element through."""
-        met: Met = []
-        _pass_gates(element, self._own_gates[rule.name], met)
-        return bool(met)
+        return any(_column(gate, (element,)) for gate in self._own_gates[rule.name])
 
     def restart(self) -> None:
         """Rounds were missed: the past says nothing about now."""
         for row in self.histories.values():
             for series in row.values():
                 series.restart()
+        for table in self.tables.values():
+            table.restart()
 
     def memory_bytes(self) -> int:
         """What all this holds, about."""
@@ -205,9 +284,10 @@ class Index:
         indexed = sum(len(row) for table in tables for row in table.values())
         return (
             sum(each.size_bytes for each in series)
-            + 200 * (len(series) + len(self.histories))
+            + sum(each.size_bytes for each in self.tables.values())
+            + 200 * (len(series) + len(self.histories) + len(self.tables))
             + 120 * indexed
-            + 100 * (len(self.watched) + len(self.first_seen_s))
+            + 100 * (sum(len(row) for turns in self._watched.values() for row in turns) + len(self.first_seen_s))
         )
 
     def _make_gates(self, rules: Sequence[ElementRule]) -> dict[type[Any], list[Gate]]:
@@ -237,19 +317,20 @@ class Index:
     def _screen_limit(self, rule: Rule, screen: Screen) -> Any:
         return self._overrides.loosest(rule, screen.limit) if isinstance(screen.limit, str) else screen.limit
 
-    def _remember(self, element: Any, wanted: Mapping[str, float], now_s: float) -> None:
-        key = key_of(element)
+    def _remember(self, key: Key, element: Any, wanted: Mapping[str, float], now_s: float) -> None:
         metrics = element.metrics
-        row = self.histories.get(key)
-        if row is None:
-            row = self.histories[key] = {}
-        for metric, horizon_s in wanted.items():
-            series = row.get(metric)
+        if columns := self._columns[type(element)]:
+            table = self.tables.get(key)
+            if table is None:
+                table = self.tables[key] = Table(columns, self._wanted[type(element)][next(iter(columns))][0])
+            table.append(now_s, metrics)
+        row = self.histories.setdefault(key, {})
+        if len(row) < len(wanted):
+            row |= {metric: Series(wanted[metric]) for metric in wanted if metric in metrics and metric not in row}
+        for metric, series in row.items():
             if metric in metrics:
-                if series is None:
-                    series = row[metric] = Series(horizon_s)
                 series.append(now_s, metrics[metric])
-            elif series is not None:
+            else:
                 series.restart()
 
     def _drop(self, key: Key, kind: type[Any] | None) -> None:
@@ -261,9 +342,10 @@ class Index:
                 self.members[(kind, name)].pop(key, None)
         self.first_seen_s.pop(key, None)
         self.histories.pop(key, None)
-        self.watched.pop(key, None)
-        for rule in self._slow:
-            self.unwatch(rule, key)
+        self.tables.pop(key, None)
+        if kind is Session:
+            for calm in self._calm.values():
+                calm.discard(key)
 
     def _link(self, edge: Edge) -> None:
         kind = type(edge)
@@ -288,8 +370,24 @@ class Index:
                 self.gpu_users.discard(source)
 
 
-def _turn(key: Key, rounds: int) -> int:
-    """In which of so many rounds an element is judged; the same in every run."""
+def is_mine(element: Any) -> bool:
+    """Whether an element is alive and of this host; foreign ones are judged by their own gpuflight."""
+    if ENDED in element.attributes:
+        return False
+    if isinstance(element, Entity):
+        return not element.ns
+    return "(ns=" not in element.source and "(ns=" not in element.target
+
+
+def _turn_of(rule: ElementRule, key: Key) -> int:
+    """In which of its rounds a rule judges an element. Ranks of a job all in one: what is derived of it serves all."""
+    if rule.every_rounds == 1:
+        return 0
+    return turn_of(rule.name if rule.members else key, rule.every_rounds)
+
+
+def turn_of(key: Key, rounds: int) -> int:
+    """In which of so many rounds something is judged; the same in every run."""
     return crc32((key if isinstance(key, str) else key[0]).encode("utf-8", "surrogatepass")) % rounds
 
 
@@ -302,27 +400,24 @@ def _sort_out(elements: Iterable[Any], attribute: str, members: dict[str, Any]) 
             members.pop(element.id, None)
 
 
-def _column(gate: Gate, elements: Sequence[Any]) -> Met:
+def _pass_gate(gate: Gate, elements: Iterable[Any], due: Due) -> None:
+    """Those of the elements that one screen lets through are due for its rule, if they are of this host."""
+    passed = _column(gate, elements)
+    if passed:
+        due.setdefault(gate[0], {}).update((key_of(e), e) for e in passed if is_mine(e))
+
+
+def _column(gate: Gate, elements: Iterable[Any]) -> list[Any]:
     """Those of many elements that one screen lets through; what has no such metric never is."""
-    rule, name, compare, limit = gate
+    _rule, name, compare, limit = gate
     least, most = -math.inf, math.inf
     if compare in (operator.gt, operator.ge):
         beyond = limit if compare is operator.gt else math.nextafter(limit, least)
-        return [(rule, e) for e in elements if e.metrics.get(name, least) > beyond]
+        return [e for e in elements if e.metrics.get(name, least) > beyond]
     if compare is not None:
         beyond = limit if compare is operator.lt else math.nextafter(limit, most)
-        return [(rule, e) for e in elements if e.metrics.get(name, most) < beyond]
-    return [(rule, e) for e in elements if name is None or e.attributes.get(name) in limit]
-
-
-def _pass_gates(element: Any, gates: Iterable[Gate], met: Met) -> None:
-    metrics = element.metrics
-    for rule, name, compare, limit in gates:
-        if compare is not None:
-            if name in metrics and compare(metrics[name], limit):
-                met.append((rule, element))
-        elif name is None or element.attributes.get(name) in limit:
-            met.append((rule, element))
+        return [e for e in elements if e.metrics.get(name, most) < beyond]
+    return [e for e in elements if name is None or e.attributes.get(name) in limit]
 
 
 def _wanted_histories(rules: Sequence[Rule]) -> dict[type[Any], dict[str, float]]:
@@ -334,6 +429,14 @@ def _wanted_histories(rules: Sequence[Rule]) -> dict[type[Any], dict[str, float]
             for metric, seconds in metrics.items():
                 row[metric] = max(seconds, row.get(metric, 0.0))
     return wanted
+
+
+def _columns(horizons: Mapping[str, float]) -> dict[str, int]:
+    """Metrics of a kind that are kept in one table: many that are looked at over the same time. With their columns."""
+    times = Counter(horizons.values()).most_common(1)
+    if not times or times[0][1] < _TABLE_COLUMNS:
+        return {}
+    return {m: at for at, m in enumerate(m for m, seconds in horizons.items() if seconds == times[0][0])}
 
 
 def _wanted_members(rules: Sequence[Rule]) -> dict[type[Any], set[str]]:

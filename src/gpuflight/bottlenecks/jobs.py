@@ -31,6 +31,7 @@ class Rank(Struct):
     element: Entity
     process: nodes.Process | None = None
     sessions: list[nodes.Session] = field(default_factory=list)
+    known_gpus: list[nodes.GPU] | None = None
 
     @property
     def ns(self) -> str:
@@ -43,11 +44,10 @@ class Rank(Struct):
 
     def gpus(self, window: Window) -> list[nodes.GPU]:
         """The GPUs that it uses, by NVML or by what its session says."""
-        found: dict[str, nodes.GPU] = {}
-        for owner in (self.element, *self.sessions):
-            for gpu in window.gpus_of(owner):
-                found[gpu.id] = gpu
-        return list(found.values())
+        if self.known_gpus is None:
+            owners = (self.element, *self.sessions)
+            self.known_gpus = list({gpu.id: gpu for owner in owners for gpu in window.gpus_of(owner)}.values())
+        return self.known_gpus
 
     def metric(self, name: str) -> tuple[Entity, float] | None:
         """A metric of its process, else of the first of its sessions that has it; with whose it is."""
@@ -59,7 +59,7 @@ class Rank(Struct):
 
 class Job(Struct):
     """The ranks of one job that are seen. ``world_size``: how many there are, None if nobody says. ``stale``: hosts of
-    which only an old picture is there; their ranks are left out."""
+    which only an old picture is there; their ranks are left out. ``ranks`` are in the order of their numbers."""
 
     name: str
     world_size: int | None = None
@@ -72,7 +72,7 @@ class Job(Struct):
         return f"Job({self.name})"
 
     def __iter__(self) -> Iterator[Rank]:
-        return iter(sorted(self.ranks.values(), key=lambda rank: rank.number))
+        return iter(self.ranks.values())
 
     def __len__(self) -> int:
         return len(self.ranks)
@@ -135,7 +135,8 @@ def _gather(window: Window) -> list[Job]:
         elif "rank" in session.attributes and not any(owner.startswith("Process(") for owner in owners):
             _add(found, session, old)
     for job in found.values():
-        for rank in job.ranks.values():
+        job.ranks = dict(sorted(job.ranks.items()))
+        for rank in job:
             rank.sessions.sort(key=lambda each: (each.attributes.get("state") != "live", each.id))
     return [found[name] for name in sorted(found)]
 

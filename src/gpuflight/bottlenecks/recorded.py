@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from msgspec import Struct, field
+
 from gpuflight.bottlenecks.base import Need, NotYet, Unknown
 from gpuflight.graph import Entity, edges, nodes
 
 if TYPE_CHECKING:
-    from gpuflight.bottlenecks.window import Look
+    from gpuflight.bottlenecks.window import Look, Window
     from gpuflight.graph import Edge
     from gpuflight.rounds import Evidence
 
@@ -37,21 +39,39 @@ def need(*metrics: str, attributes: tuple[str, ...] = (), given_by: str = "sessi
     return (Need(kind=nodes.Session, metrics=metrics, attributes=attributes, given_by=given_by),)
 
 
+class _Session(Struct):
+    """What the rules about one session have looked up in one round, for all of them."""
+
+    window_s: float
+    sums: dict[str, float] = field(default_factory=dict)
+
+
 class Recorded:
     """One look at a session. ``live``: it runs, so ``window_s`` are looked at."""
+
+    __slots__ = ("_sums", "live", "look", "window_s")
 
     def __init__(self, look: Look) -> None:
         self.look = look
         self.live = look.element.attributes.get("state") == "live"
-        self.window_s = 0.0
-        if self.live:
-            look.metric(TIMELINE)
-            series = look.history(TIMELINE, WINDOW_S, least=_LEAST_S / WINDOW_S)
-            self.window_s = min(WINDOW_S, series.covered_s(look.window.now_s))
+        known = look.window.shared("recorded", _no_sessions)
+        session = known.get(look.element.id)
+        if session is None:
+            window_s = 0.0
+            if self.live:
+                series = look.history(TIMELINE, WINDOW_S, least=_LEAST_S / WINDOW_S)
+                window_s = min(WINDOW_S, series.covered_s(look.window.now_s))
+            session = known[look.element.id] = _Session(window_s)
+        self.window_s = session.window_s
+        self._sums = session.sums
 
     def sum(self, metric: str) -> float:
         """How much of it there was. Raises Unknown."""
-        return self.look.increase(metric, WINDOW_S) if self.live else self.look.metric(metric)
+        found = self._sums.get(metric)
+        if found is None:
+            found = self.look.increase(metric, WINDOW_S) if self.live else self.look.metric(metric)
+            self._sums[metric] = found
+        return found
 
     def known(self, metric: str) -> float:
         """The same; 0 where the session has no such metric, because nothing of the kind happened."""
@@ -105,6 +125,10 @@ class Recorded:
             gpus |= {e.target: None for e in window.out_of(holder, edges.Access) if e.target.startswith("GPU(")}
             gpus |= {e.target: None for e in window.out_of(holder, edges.Transfer) if e.target.startswith("GPU(")}
         return [look.id, *(owner for owner in owners if owner.startswith("Process(")), *list(gpus)[:8]]
+
+
+def _no_sessions(_window: Window) -> dict[str, _Session]:
+    return {}
 
 
 def steps_of(seen: Recorded, least: int = 3) -> float:

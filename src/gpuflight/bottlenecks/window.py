@@ -109,8 +109,11 @@ class Window:
 
     def history(self, element: Entity | Edge, metric: str) -> Series | None:
         """The past of a metric that a rule declared in ``histories``."""
-        row = self._index.histories.get(key_of(element))
-        return row.get(metric) if row is not None else None
+        return self._index.history(key_of(element), metric)
+
+    def increase(self, element: Entity | Edge, metric: str, window_s: float) -> float | None:
+        """By how much a counter rose within the window; None at its first sight."""
+        return self._index.increase(key_of(element), metric, self.now_s, window_s)
 
 
 class Look:
@@ -180,11 +183,8 @@ class Look:
         """By how much a counter rose within the window (resets taken into account). Unknown at its first sight."""
         element = self.element if of is None else of
         self.metric(metric, element)
-        series = self.window.history(element, metric)
-        rose = series.increase(self.window.now_s, window_s) if series is not None else None
+        rose = self.window.increase(element, metric, window_s)
         if rose is None:
-            if series is not None and series.covered_s(self.window.now_s) > 0:
-                return 0.0
             raise NotYet(f"{metric} of {element.kind}: a counter says nothing at its first sight")
         return rose
 

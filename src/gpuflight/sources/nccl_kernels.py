@@ -8,6 +8,7 @@ and shown: a share above zero says that the table needs a new row.
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 
 from msgspec import Struct
 
@@ -78,6 +79,7 @@ _OURS = re.compile(r"nccl\w*Kernel|oneRankReduce|ncclDev")
 _MANGLED = re.compile(r"_Z(\d+)(?=nccl|oneRank)")
 
 
+@lru_cache(maxsize=4096)
 def classify(name: str) -> NcclKernel | None:
     """The kernel of this name, mangled or not, arguments and template parameters or not; None if it is not NCCL's."""
     bare = _bare(name)

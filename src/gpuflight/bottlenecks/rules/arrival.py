@@ -129,10 +129,9 @@ def _marks(rank: Rank) -> dict[int, tuple[str, int, int]]:
     found: dict[int, tuple[str, int, int]] = {}
     for session in rank.sessions:
         for text in session.attributes.get("collective_marks") or ():
-            number, _, rest = str(text).partition(":")
-            parts = rest.split(":")
-            if len(parts) == 3 and number.isdigit() and parts[1].isdigit() and parts[2].isdigit():
-                found[int(number)] = (parts[0], int(parts[1]), int(parts[2]))
+            parts = str(text).split(":")
+            if len(parts) == 4 and parts[0].isdigit() and parts[2].isdigit() and parts[3].isdigit():
+                found[int(parts[0])] = (parts[1], int(parts[2]), int(parts[3]))
         if found:
             break
     return found

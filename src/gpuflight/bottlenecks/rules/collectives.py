@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from gpuflight.bottlenecks.base import CLEAR, ElementRule, Need, NotYet, Screen, Threshold, Unknown, Verdict
-from gpuflight.bottlenecks.ceiling import ceiling_of
-from gpuflight.bottlenecks.jobs import MEMBERS, jobs_of
-from gpuflight.bottlenecks.window import Look, told
+from gpuflight.bottlenecks.ceiling import Ceiling, ceiling_of
+from gpuflight.bottlenecks.jobs import MEMBERS, Job, Rank, jobs_of
+from gpuflight.bottlenecks.window import Look, Window, told
 from gpuflight.graph import Entity, edges, nodes
 
 _WINDOW_S = 60.0
@@ -116,16 +116,17 @@ class SlowCollective(ElementRule):
         size = look.increase("nccl_bytes", _WINDOW_S) / calls
         if size < look.limit("size"):
             return CLEAR
-        job = next((job for job in jobs_of(look.window) if any(rank.element.id == look.id for rank in job)), None)
-        if job is None:
+        job, mine = look.window.shared("jobs by rank", _jobs_by_rank).get(look.id, (None, None))
+        if job is None or mine is None:
             raise Unknown("rank of Process: which job it belongs to is not known")
         ranks = [rank for rank in job if rank.process is not None and not rank.ns]
-        rates = {rank.number: rate for rank in ranks if (rate := _bus_bytes_per_s(look, rank.process, rank.sessions))}
+        rates = look.window.shared(f"bus rates of {job.name}", lambda _: _rates(look, ranks))
         if not rates:
             raise NotYet("the times of NCCL's kernels in the last minute are not known: no session tells them")
         fastest = max(rates, key=rates.__getitem__)
-        mine = next(rank for rank in ranks if rank.element.id == look.id)
-        ceiling = ceiling_of(look.window, job, mine)
+        ceiling = look.window.shared(f"ceiling of {job.name}", lambda window: _ceiling(window, job, job.ranks[fastest]))
+        if isinstance(ceiling, Unknown):
+            raise Unknown(str(ceiling))
         if mine.number != fastest:
             return CLEAR  # the finding is one per host
         rate = rates[fastest]
@@ -142,6 +143,23 @@ class SlowCollective(ElementRule):
             entities=[look.id, *ceiling.entities],
             edges=ceiling.edges,
         )
+
+
+def _jobs_by_rank(window: Window) -> dict[str, tuple[Job, Rank]]:
+    return {rank.element.id: (job, rank) for job in jobs_of(window) for rank in job}
+
+
+def _rates(look: Look, ranks: list[Rank]) -> dict[int, float]:
+    """Bus bytes per second of each rank of which they are known."""
+    return {rank.number: rate for rank in ranks if (rate := _bus_bytes_per_s(look, rank.process, rank.sessions))}
+
+
+def _ceiling(window: Window, job: Job, rank: Rank) -> Ceiling | Unknown:
+    """That of the rank that counts, or why it is not known."""
+    try:
+        return ceiling_of(window, job, rank)
+    except Unknown as reason:
+        return reason
 
 
 def _bus_bytes_per_s(look: Look, process: Entity | None, sessions: list[nodes.Session]) -> float | None:

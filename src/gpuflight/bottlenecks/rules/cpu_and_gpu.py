@@ -43,7 +43,8 @@ class _IdleGpuWhile(GroupRule):
         if series is None or series.covered_s(window.now_s) < _WINDOW_S * 0.9:
             raise Unknown(f"{self.metric} of Host: watched for less than {_WINDOW_S:.0f} s")
         high = series.share(window.now_s, _WINDOW_S, lambda value: value > limit) or 0.0
-        mean = series.mean(window.now_s, _WINDOW_S) or 0.0
+        if high <= share:
+            return
         waiting: list[tuple[nodes.GPU, float]] = []
         for gpu in gpus:
             used = window.history(gpu, _UTIL)
@@ -52,8 +53,9 @@ class _IdleGpuWhile(GroupRule):
             low = used.share(window.now_s, _WINDOW_S, lambda value: value < idle) or 0.0
             if low > share:
                 waiting.append((gpu, used.mean(window.now_s, _WINDOW_S) or 0.0))
-        if high <= share or not waiting:
+        if not waiting:
             return
+        mean = series.mean(window.now_s, _WINDOW_S) or 0.0
         count = max(series.rounds_count, 1)
         yield Verdict(
             state="fired",

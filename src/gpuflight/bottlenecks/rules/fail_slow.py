@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import pairwise
+from operator import sub
 from statistics import median
 
 from gpuflight.bottlenecks.base import CLEAR, ElementRule, Need, NotYet, Screen, Threshold, Unknown, Verdict
@@ -59,6 +59,8 @@ class FailSlow(ElementRule):
         if len(series) < _LEAST_POINTS:
             raise NotYet(f"{len(series)} stretches with steps are known, {_LEAST_POINTS} are needed")
         values = [value for _, value in series]
+        if max(values) <= (1 + look.limit("shift") / 100) * min(values):
+            return CLEAR  # no two levels of it are that far apart
         try:
             found = change_points(values, _LEVEL_POINTS)
         except MissingExtra as missing:
@@ -97,14 +99,15 @@ def _means(look: Look) -> list[tuple[float, float]]:
     took, count = (window.history(look.element, name) for name in _STEPS)
     if took is None or count is None:
         return []
-    counts = dict(zip(count.times_s, count.values, strict=True))
-    points = [
-        (time_s, took_ms, counts[time_s])
-        for time_s, took_ms in zip(took.times_s, took.values, strict=True)
-        if time_s in counts
-    ]
+    times_s, sums, counts = took.times_s, took.values, count.values
+    if times_s != count.times_s:
+        known = dict(zip(count.times_s, counts, strict=True))
+        points = [(s, ms, known[s]) for s, ms in zip(times_s, sums, strict=True) if s in known]
+        times_s, sums, counts = ([point[n] for point in points] for n in range(3))
     return [
-        (earlier[0], (later[1] - earlier[1]) / (later[2] - earlier[2]))
-        for earlier, later in pairwise(points)
-        if later[2] > earlier[2] and later[1] >= earlier[1]
+        (began_s, took_ms / steps)
+        for began_s, took_ms, steps in zip(
+            times_s, map(sub, sums[1:], sums), map(sub, counts[1:], counts), strict=False
+        )
+        if steps > 0 and took_ms >= 0
     ]

@@ -36,6 +36,7 @@ class GpuLoadImbalance(GroupRule):
         ),
     }
     guard = "at least two GPUs of one job, known for five minutes; one of them in use"
+    every_rounds = 3
     warm_up_s = _WINDOW_S
     persist_s = 60.0
     histories = {nodes.GPU: {_UTIL: _WINDOW_S}}
@@ -61,17 +62,16 @@ class GpuLoadImbalance(GroupRule):
 
     def _judge_job(self, window: Window, job: Job, gpus: list[nodes.GPU]) -> Iterable[Verdict]:
         past = {gpu.id: _past(window, gpu) for gpu in gpus}
-        bins = {gpu_id: _histogram(series, window.now_s) for gpu_id, series in past.items()}
         means = {gpu_id: series.mean(window.now_s, _WINDOW_S) or 0.0 for gpu_id, series in past.items()}
         yield Verdict(state="clear", subject=job.id)
+        total = sum(means.values())
         for gpu in gpus:
+            mean = (total - means[gpu.id]) / (len(gpus) - 1)
+            if abs(means[gpu.id] - mean) <= window.overrides.threshold(self, "difference", gpu).value:
+                continue
             others = [other for other in gpus if other is not gpu]
-            usual = [sum(bins[other.id][n] for other in others) / len(others) for n in range(_BINS)]
-            distance = sum(abs(mine - theirs) for mine, theirs in zip(bins[gpu.id], usual, strict=True)) / 2
-            mean = sum(means[other.id] for other in others) / len(others)
-            apart = abs(means[gpu.id] - mean)
-            limit, least = (window.overrides.threshold(self, name, gpu).value for name in ("distance", "difference"))
-            if distance <= limit or apart <= least:
+            distance = _distance(past, gpu, others, window.now_s)
+            if distance <= window.overrides.threshold(self, "distance", gpu).value:
                 continue
             lost = (means[gpu.id] - mean) * len(others) if means[gpu.id] > mean else mean - means[gpu.id]
             owners = [rank for rank in job if gpu in rank.gpus(window)]
@@ -101,6 +101,14 @@ def _past(window: Window, gpu: nodes.GPU) -> Series:
     if series is None or series.covered_s(window.now_s) < _WINDOW_S * 0.9:
         raise NotYet(f"{_UTIL} of GPU: not known for 5 minutes yet")
     return series
+
+
+def _distance(past: dict[str, Series], gpu: nodes.GPU, others: list[nodes.GPU], now_s: float) -> float:
+    """How otherwise a GPU spent its time than the others together did."""
+    bins = [_histogram(past[other.id], now_s) for other in others]
+    usual: list[float] = [sum(column) / len(others) for column in zip(*bins, strict=True)]
+    mine = _histogram(past[gpu.id], now_s)
+    return sum(abs(own - theirs) for own, theirs in zip(mine, usual, strict=True)) / 2
 
 
 def _histogram(series: Series, now_s: float) -> list[float]:

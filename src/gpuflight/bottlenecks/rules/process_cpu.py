@@ -77,11 +77,11 @@ class GilBound(ElementRule):
     verify = "py-spy dump --pid <pid>; py-spy top --gil --pid <pid>"
 
     def judge(self, look: Look) -> Verdict:
-        gpus = look.window.gpus_of(look.element)
         if look.has("gil_wait_pct"):
             waits = look.metric("gil_wait_pct")
             if waits <= look.limit("waits"):
                 return CLEAR
+            gpus = look.window.gpus_of(look.element)
             return look.fired(
                 f"threads of {look.label} wait for the GIL {waits:.0f} % of the time",
                 [look.saw("gil_wait_pct")],
@@ -92,6 +92,7 @@ class GilBound(ElementRule):
         cpu, threads = look.metric("cpu_pct"), look.metric("threads_count")
         if not name.startswith("python") or not look.limit("one_core") <= cpu <= 115 or threads < look.limit("threads"):
             return CLEAR
+        gpus = look.window.gpus_of(look.element)
         used = [gpu.metrics["sm_util_pct"] for gpu in gpus if "sm_util_pct" in gpu.metrics]
         if not used:
             raise Unknown("sm_util_pct of GPU: not measured here")

@@ -60,6 +60,7 @@ class StragglerRank(GroupRule):
         "ranks": Threshold(value=4, unit="ranks", source="of three, one is no outlier", guess=True, falling=True),
     }
     guard = "at least 4 ranks are seen, with steps of one name or kernels in common"
+    every_rounds = 3
     whole_session = True
     histories = {nodes.Session: {"steps_ms": _WINDOW_S, "steps_count": _WINDOW_S}}
     members = MEMBERS
@@ -172,42 +173,42 @@ def _steps(window: Window, session: nodes.Session) -> tuple[float, float] | None
     return (took_ms / count, count) if count >= _STEPS else None
 
 
-Kernels = dict[tuple[str, str], list[nodes.Kernel]]
+Kernels = dict[tuple[str, int], list[nodes.Kernel]]
 
 
 def _kernels_of(window: Window, jobs: list[Job]) -> Kernels:
-    """Kernels of all ranks, by host and owner: kernels name their owner as its own host does."""
-    owners: dict[tuple[str, str], list[nodes.Kernel]] = {
-        key: [] for job in jobs for rank in job for key in _owners(rank)
-    }
+    """Kernels of each rank, by job and number, without communication: kernels name their owner as its own host does."""
+    found: Kernels = {}
+    owners: dict[tuple[str, str], list[nodes.Kernel]] = {}
+    for job in jobs:
+        for rank in job:
+            mine = found[job.name, rank.number] = []
+            for name in _owners(rank):
+                owners[rank.ns, name] = mine
     if owners:
         for kernel in window.all(nodes.Kernel):
             known = owners.get((kernel.ns, kernel.process))
-            if (
-                known is not None
-                and kernel.metrics.get("launches_count", 0) >= _LAUNCHES
-                and "p50_us" in kernel.metrics
-            ):
+            if known is None or classify(kernel.name) is not None:
+                continue
+            if kernel.metrics.get("launches_count", 0) >= _LAUNCHES and "p50_us" in kernel.metrics:
                 known.append(kernel)
-    return owners
+    return found
 
 
-def _owners(rank: Rank) -> list[tuple[str, str]]:
-    names = [f"Session({session.session_id})" for session in rank.sessions]
+def _owners(rank: Rank) -> Iterable[str]:
     if rank.process is not None:
-        names.insert(0, f"Process(pid={rank.process.pid},start={rank.process.start})")
-    return [(rank.ns, name) for name in names]
+        yield f"Process(pid={rank.process.pid},start={rank.process.start})"
+    for session in rank.sessions:
+        yield f"Session({session.session_id})"
 
 
 def _paces_of_kernels(job: Job, kernels: Kernels, least: float) -> dict[int, Pace]:
     known: dict[str, dict[int, nodes.Kernel]] = {}
     for rank in job:
-        for owner in _owners(rank):
-            for kernel in kernels.get(owner, ()):
-                if classify(kernel.name) is None:
-                    known.setdefault(kernel.name, {})[rank.number] = kernel
+        for kernel in kernels[job.name, rank.number]:
+            known.setdefault(kernel.name, {})[rank.number] = kernel
     usual = {
-        name: median(kernel.metrics["p50_us"] for kernel in ranks.values())
+        name: median([kernel.metrics["p50_us"] for kernel in ranks.values()])
         for name, ranks in known.items()
         if len(ranks) >= least
     }
