@@ -18,6 +18,7 @@ from gpuflight.graph import Graph, edges, nodes
 from gpuflight.registry import get, plugins
 from gpuflight.vis.base import Layout, LayoutOptions
 from gpuflight.vis.layout.default import DefaultLayout
+from gpuflight.vis.layout.picture import rounded
 from gpuflight.vis.model import Box, LayoutGraph
 
 
@@ -240,3 +241,16 @@ def test_sockets_of_one_pair_fold_with_their_count_and_a_note_says_so() -> None:
     crowd = DefaultLayout().layout(_talkers(*[3] * 9), LayoutOptions())
     hub = find(crowd, "Process(pid=1,start=1)")
     assert [box.label for box in hub.children] == ["27 TCP sockets"], "many pairs are told by their lines"
+
+
+@given(
+    st.lists(
+        st.tuples(
+            st.floats(-1e6, 1e6) | st.integers(-(10**6), 10**6).map(lambda step: step * 6.405),  # a letter's width
+            st.sampled_from((1, 2, 4, 5, 7)),
+        )
+    )
+)
+def test_numbers_are_rounded_by_columns_exactly_as_one_by_one(numbers: list[tuple[float, int]]) -> None:
+    places, digits = [number for number, _ in numbers], [digit for _, digit in numbers]
+    assert rounded(places, digits) == [round(number, digit) for number, digit in numbers]
