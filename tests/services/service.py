@@ -12,18 +12,20 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 
 START_DEADLINE_S = 90.0
+_GIVEN_FOR_S = 3600.0
 _GUARD = str(Path(__file__).with_name("guard.py"))
 
 
 def free_port() -> int:
-    """A port that nobody has now. Below those that the kernel gives to connections, so that it is still free when a
-    service that was killed comes back."""
+    """A port that nobody has now, and no other test was given within an hour. Below those that the kernel gives to
+    connections, so that it is still free when a service that was killed comes back."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
         with socket.socket() as probe:
@@ -31,7 +33,21 @@ def free_port() -> int:
                 probe.bind(("127.0.0.1", port))
             except OSError:
                 continue
+        if _nobody_was_given(port):
             return port
+
+
+def _nobody_was_given(port: int) -> bool:
+    folder = Path(tempfile.gettempdir()) / f"gpuflight-test-ports-{os.getuid()}"
+    folder.mkdir(exist_ok=True)
+    note = folder / str(port)
+    try:
+        note.touch(exist_ok=False)
+    except FileExistsError:
+        if time.time() - note.stat().st_mtime < _GIVEN_FOR_S:
+            return False
+        note.touch()
+    return True
 
 
 @contextlib.contextmanager
