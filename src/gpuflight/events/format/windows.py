@@ -28,9 +28,6 @@ else:
 
 _GZIP = 31
 _BLOCK = 1 << 20
-_PIECE = 32 << 10
-"""Most bytes of one write: for more, ext4 of Linux 6.18 takes pages that lie together, and looking for them costs up to
-six times as much CPU as writing (docs/overhead.md)."""
 
 
 def sync_directory(path: str) -> None:
@@ -101,12 +98,7 @@ class ActiveWindow:
     def write(self, line: bytes) -> None:
         if not self.size_bytes:
             self.first_write_ms = self._mono_ms()
-        if len(line) <= _PIECE:
-            self._file.write(line)
-        else:
-            view = memoryview(line)
-            for begin in range(0, len(line), _PIECE):
-                self._file.write(view[begin : begin + _PIECE])
+        self._file.write(line)
         self.size_bytes += len(line)
 
     def flush(self, *, sync: bool) -> None:

@@ -29,8 +29,9 @@ OVERHEADS = {
 """Codes of CUPTI → words. CUPTI sets bits 16 and up for its own; those are masked away."""
 OVERHEAD_DOMAIN = "CUPTI overhead"
 _OVERHEAD_LINES = 20_000
-_AT_ONCE = 2 * ROWS_PER_BATCH
-"""Records whose bytes stay in the processor's cache while they are read column by column."""
+_AT_ONCE = 4 * ROWS_PER_BATCH
+"""Records that are few enough to stay in the processor's cache while they are read column by column, and enough to be
+worth the calls."""
 
 
 class Translator:
@@ -374,7 +375,7 @@ def _take(rows: dict[str, Any], fields: Mapping[str, Any], names: Mapping[str, s
     """Columns under the names of the wire, those that there are."""
     for wire, name in names.items():
         if name in fields:
-            rows[wire] = fields[name]
+            rows[wire] = fields[name].astype(numpy().int64)
 
 
 def _some(fields: Mapping[str, Any], chosen: Any | None) -> Mapping[str, Any]:
