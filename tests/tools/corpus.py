@@ -29,6 +29,7 @@ from tests.fakes.nvml.build import FakeNvml, fake_nvml
 from tests.fakes.nvml.world import Tree
 from tests.rule_scenes import Player
 from tests.tools.gpus import description
+from tests.tools.inject import COLLECTORS
 from tests.unit.recorded_program import MS, US, Program
 from tests.unit.test_rule_conformance import CASES
 
@@ -164,7 +165,7 @@ def episodes(folder: Path) -> dict[str, list[Episode]]:
     """What the rules say of every part of the corpus. ``folder``: for what is made anew."""
     found: dict[str, list[Episode]] = {}
     for path in sorted(RECORDINGS.glob("*.tar.zst")):
-        found[path.name] = episodes_of(str(path), Settings())
+        found[path.name] = episodes_of(str(path), Settings(collectors=COLLECTORS))
     for names, rounds in ((MACHINES, machine_rounds), (PROGRAMS, program_rounds), (SCENES, scene_rounds)):
         for name in names:
             engine = make_engine(RulesSettings())

