@@ -101,8 +101,7 @@ class Engine:
         for rule, elements in due.items():
             self._judge_elements(rule, elements, cleared)
         for group in self._group_rules:
-            turn = turn_of(group.name, group.every_rounds)
-            if window.rounds_count % group.every_rounds == turn or window.rounds_count == 1:
+            if window.rounds_count % group.every_rounds == turn_of(group, group.name) or window.rounds_count == 1:
                 self._judge_group(group, cleared)
         self._end_the_gone(cleared)
         findings = fold(self._findings(), self.rules, window)

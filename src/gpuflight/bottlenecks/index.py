@@ -191,6 +191,8 @@ class Index:
                 self._remember(key, element, wanted, now_s)
         mine = {key: e for key, e in alive.items() if (is_mine(e) if wires else not e.ns)}
         now, later = self._by_turn(mine, round_number) if kind is Session else (mine, {})
+        if not (mine or now):
+            return
         for gate in self._gates.get(kind, ()):
             rule, these = gate[0], mine
             if rule in self._calm:
@@ -209,7 +211,7 @@ class Index:
         later: dict[Key, Any] = {}
         turns[turn].clear()
         for key, element in mine.items():
-            its_turn = turn_of(key, CALM_ROUNDS)
+            its_turn = _turn(key, CALM_ROUNDS)
             if its_turn == turn or element.attributes.get("state") != "live":
                 now[key] = element
             else:
@@ -241,6 +243,13 @@ class Index:
         row = self.histories.get(key)
         return row.get(metric) if row is not None else None
 
+    def covered_s(self, key: Key, metric: str, now_s: float) -> float:
+        """For how long the past of a metric is known."""
+        if (table := self.tables.get(key)) is not None and metric in table:
+            return table.covered_s(metric, now_s)
+        series = self.history(key, metric)
+        return series.covered_s(now_s) if series is not None else 0.0
+
     def increase(self, key: Key, metric: str, now_s: float, window_s: float) -> float | None:
         """By how much a counter rose within the window; None at its first sight."""
         if (table := self.tables.get(key)) is not None and metric in table:
@@ -252,7 +261,7 @@ class Index:
         """Judge these again in the next round, or when it is their turn, though they may not change."""
         turns = self._watched[rule]
         for key in keys:
-            turns[_turn_of(rule, key)][key] = None
+            turns[turn_of(rule, key)][key] = None
         if rule in self._calm:
             self._calm[rule].difference_update(keys)
 
@@ -261,7 +270,7 @@ class Index:
         turns = self._watched[rule]
         if any(turns):
             for key in keys:
-                turns[_turn_of(rule, key)].pop(key, None)
+                turns[turn_of(rule, key)].pop(key, None)
         if rule in self._calm:
             self._calm[rule].update(keys)
 
@@ -379,15 +388,15 @@ def is_mine(element: Any) -> bool:
     return "(ns=" not in element.source and "(ns=" not in element.target
 
 
-def _turn_of(rule: ElementRule, key: Key) -> int:
-    """In which of its rounds a rule judges an element. Ranks of a job all in one: what is derived of it serves all."""
+def turn_of(rule: Rule, key: Key) -> int:
+    """In which of its rounds a rule judges an element. All about jobs in one: what is derived of them serves all."""
     if rule.every_rounds == 1:
         return 0
-    return turn_of(rule.name if rule.members else key, rule.every_rounds)
+    return _turn("jobs" if rule.members else key, rule.every_rounds)
 
 
-def turn_of(key: Key, rounds: int) -> int:
-    """In which of so many rounds something is judged; the same in every run."""
+def _turn(key: Key, rounds: int) -> int:
+    """One of so many rounds; the same in every run."""
     return crc32((key if isinstance(key, str) else key[0]).encode("utf-8", "surrogatepass")) % rounds
 
 

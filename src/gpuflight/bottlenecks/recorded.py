@@ -59,8 +59,7 @@ class Recorded:
         if session is None:
             window_s = 0.0
             if self.live:
-                series = look.history(TIMELINE, WINDOW_S, least=_LEAST_S / WINDOW_S)
-                window_s = min(WINDOW_S, series.covered_s(look.window.now_s))
+                window_s = min(WINDOW_S, look.covered_s(TIMELINE, WINDOW_S, least=_LEAST_S / WINDOW_S))
             session = known[look.element.id] = _Session(window_s)
         self.window_s = session.window_s
         self._sums = session.sums

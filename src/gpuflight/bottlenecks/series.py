@@ -182,6 +182,15 @@ class Table:
                 series.append(time_s, value)
         return series
 
+    def covered_s(self, metric: str, now_s: float) -> float:
+        """For how long the past of one metric is known."""
+        at, known_s = self._at[metric], 0.0
+        for time_s, row in zip(reversed(self._times_s), reversed(self._rows), strict=True):
+            if row[at] is None:
+                break
+            known_s = now_s - time_s
+        return known_s
+
     def increase(self, metric: str, now_s: float, window_s: float) -> float | None:
         """As that of the series of the metric; 0 if it was seen before and has not moved."""
         at, first = self._at[metric], max(bisect_right(self._times_s, now_s - window_s), 1)

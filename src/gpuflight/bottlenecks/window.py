@@ -104,12 +104,19 @@ class Window:
 
     def gpus_of(self, process: Entity) -> list[nodes.GPU]:
         """The GPUs that a process uses (``Access`` edges; needs it in ``relations``)."""
-        found = (self.entity(edge.target) for edge in self.out_of(process.id, edge_kinds.Access))
-        return [entity for entity in found if isinstance(entity, nodes.GPU)]
+        known: dict[str, list[nodes.GPU]] = self.shared("gpus of", lambda _: {})
+        if process.id not in known:
+            found = (self.entity(edge.target) for edge in self.out_of(process.id, edge_kinds.Access))
+            known[process.id] = [entity for entity in found if isinstance(entity, nodes.GPU)]
+        return known[process.id]
 
     def history(self, element: Entity | Edge, metric: str) -> Series | None:
         """The past of a metric that a rule declared in ``histories``."""
         return self._index.history(key_of(element), metric)
+
+    def covered_s(self, element: Entity | Edge, metric: str) -> float:
+        """For how long the past of a metric is known."""
+        return self._index.covered_s(key_of(element), metric, self.now_s)
 
     def increase(self, element: Entity | Edge, metric: str, window_s: float) -> float | None:
         """By how much a counter rose within the window; None at its first sight."""
@@ -169,15 +176,25 @@ class Look:
     def history(self, metric: str, window_s: float, of: Entity | Edge | None = None, least: float = 0.5) -> Series:
         """The past of a metric (declared in ``histories``). Raises Unknown until ``least`` of the window is known."""
         element = self.element if of is None else of
+        known_s = self.covered_s(metric, window_s, of, least)
+        series = self.window.history(element, metric)
+        if series is None:
+            raise self._not_yet(metric, known_s, window_s * least, element)
+        return series
+
+    def covered_s(self, metric: str, window_s: float, of: Entity | Edge | None = None, least: float = 0.5) -> float:
+        """For how long the past of a metric is known. Raises Unknown until ``least`` of the window is."""
+        element = self.element if of is None else of
         if metric not in element.metrics:
             self.metric(metric, element)
-        series = self.window.history(element, metric)
-        known_s = series.covered_s(self.window.now_s) if series is not None else 0.0
-        if series is None or known_s < window_s * least:
-            raise NotYet(
-                f"{metric} of {element.kind}: watched for {known_s:.0f} s, {window_s * least:.0f} s are needed"
-            )
-        return series
+        known_s = self.window.covered_s(element, metric)
+        if known_s < window_s * least:
+            raise self._not_yet(metric, known_s, window_s * least, element)
+        return known_s
+
+    @staticmethod
+    def _not_yet(metric: str, known_s: float, needed_s: float, element: Entity | Edge) -> NotYet:
+        return NotYet(f"{metric} of {element.kind}: watched for {known_s:.0f} s, {needed_s:.0f} s are needed")
 
     def increase(self, metric: str, window_s: float, of: Entity | Edge | None = None) -> float:
         """By how much a counter rose within the window (resets taken into account). Unknown at its first sight."""

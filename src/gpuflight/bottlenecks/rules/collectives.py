@@ -34,8 +34,7 @@ class SmallPackets(ElementRule):
     verify = "gpuflight graph --kind Process, nccl_small_calls_count against nccl_calls_count"
 
     def judge(self, look: Look) -> Verdict:
-        series = look.history("nccl_calls_count", _WINDOW_S)
-        watched_s = min(series.covered_s(look.window.now_s), _WINDOW_S)
+        watched_s = min(look.covered_s("nccl_calls_count", _WINDOW_S), _WINDOW_S)
         calls = look.increase("nccl_calls_count", _WINDOW_S)
         if calls < _LEAST_CALLS:
             return CLEAR
