@@ -40,6 +40,7 @@ _FIRST_SIGHT = ("this was the first", "at its first sight")
 _SURVEY_ELEMENTS = 4
 _SURVEY_LOOKS = 256
 _NOTES = 8
+_UNKNOWN = Verdict(state="unknown")
 
 Subscribers = Callable[[], Sequence[Any]]
 """Gives each subscriber's ``subscribers.worker.SubscriberStatus``, a layer above."""
@@ -229,7 +230,7 @@ class Engine:
             try:
                 verdict = rule.judge(Look(rule, element, window, track is not None and track.finding is not None))
             except Unknown as reason:
-                verdict = Verdict(state="unknown", reason=str(reason))
+                verdict = _UNKNOWN
                 soon = isinstance(reason, NotYet)
             except Exception as error:  # noqa: BLE001 - a rule that throws costs that rule this round
                 self._fail(rule, error)
@@ -247,8 +248,10 @@ class Engine:
                     cleared.append(ended)
             waits = index.meets_screens(rule, element) if rule.screens else soon or moves
             (again if waits or (track is not None and not track.idle) else quiet).append(key)
-        index.watch(rule, again)
-        index.unwatch(rule, quiet)
+        if again:
+            index.watch(rule, again)
+        if quiet:
+            index.unwatch(rule, quiet)
 
     def _judge_group(self, rule: GroupRule, cleared: list[Finding]) -> None:
         window = self.window

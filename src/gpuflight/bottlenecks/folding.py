@@ -19,6 +19,8 @@ def fold(findings: Sequence[Finding], rules: Mapping[str, Rule], window: Window)
     A finding explains another if its rule declares so and both concern the same or neighbouring elements: a GPU and
     the processes that use it, a process and its container, the ends of an edge. Nothing explains its own cause.
     """
+    if not findings:
+        return []
     by_rule: dict[str, list[Finding]] = {}
     for finding in findings:
         finding.explains = []

@@ -149,7 +149,8 @@ class Index:
     def _add_watched(self, due: Due, graph: Graph, round_number: int) -> None:
         """Add what is to be judged in this round whether it changed or not, and take out what is not in its turn."""
         for rule in self._slow:
-            self.watch(rule, due.pop(rule, ()))
+            if later := due.pop(rule, None):
+                self.watch(rule, later)
         for rule, turns in self._watched.items():
             if row := turns[round_number % len(turns)]:
                 mine = due.setdefault(rule, {})
