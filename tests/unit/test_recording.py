@@ -140,7 +140,9 @@ def test_an_answer_that_stays_is_stored_once(tmp_path: Path) -> None:
     assert [json.loads(line)["k"] for line in files["0003/proc.jsonl"].splitlines()] == ["b"]
 
 
-@given(st.lists(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([b"1", b"2", None])), max_size=6), min_size=1))
+@given(
+    st.lists(st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from([b"1", b"2", None])), max_size=6), min_size=1)
+)
 def test_answers_that_change_within_a_round_come_in_their_order(rounds: list[list[tuple[str, bytes | None]]]) -> None:
     """A process that ends between two collectors of one round has done so in the replay too."""
     gone = ProcessLookupError(errno.ESRCH, "No such process")

@@ -205,7 +205,7 @@ def _connected(folder: str, timeout_s: float) -> socket.socket:
 
 
 def _line(connection: socket.socket) -> bytes:
-    """What comes until a newline or the end, within the connection's timeout in all; more than a line may have is cut."""
+    """What comes until a newline or the end, in the connection's timeout in all; more than a line may have is cut."""
     data = bytearray()
     end_s = time.monotonic() + (connection.gettimeout() or 0.0)
     while not data.endswith(b"\n") and len(data) <= _MOST_BYTES:
