@@ -31,7 +31,7 @@ from gpuflight.vis.picture import make_picture
 
 WIDTH, HEIGHT = 1280, 800
 SCALE = 0.6
-AT_MOST = {"graphviz_svg": 700, "pyvis": 200, "png": 600}
+AT_MOST = {"graphviz_svg": 700, "pyvis": 200, "png": 1000}
 """Formats of which only graphs of at most so many entities are drawn: beyond, one picture takes a minute."""
 SHOWN = ("html", "svg", *AT_MOST)
 """Formats that a browser shows; the other formats are data, or are opened by programs of their own."""
