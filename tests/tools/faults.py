@@ -221,7 +221,7 @@ def loss() -> Steps:
     for job in (send, receive):
         threading.Thread(target=job, daemon=True).start()
     yield edge
-    limit = ("qdisc", "add", "dev", "lo", "root", "tbf", "rate", "8mbit", "burst", "3000", "limit", "4500")
+    limit = ("qdisc", "add", "dev", "lo", "root", "tbf", "rate", "8mbit", "burst", "3000", "limit", "9000")
     done = subprocess.run([tc, *limit], capture_output=True, text=True)
     if done.returncode:
         raise Refused(done.stderr.strip())
