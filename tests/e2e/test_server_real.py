@@ -20,9 +20,19 @@ from typing import Any
 import httpx
 import pytest
 
+from gpuflight.collectors.base import Collector
+from gpuflight.registry import plugins
+
 SERVER = str(Path(sys.executable).with_name("gpuflight-server"))
 PATIENCE_S = 60.0
 """Only a broken program takes so long."""
+
+
+LIGHT = {
+    name: {"enabled": name in ("host", "host_counters", "mounts", "nics", "process_tree")}
+    for name in plugins(Collector)
+}
+"""What a server watches unless its configuration says more: rounds that come quickly, also beside other tests."""
 
 
 class Instance:
@@ -30,7 +40,7 @@ class Instance:
 
     def __init__(self, folder: Path, *arguments: str, config: dict[str, Any] | None = None) -> None:
         self.folder = folder
-        settings = {"interval_s": 0.2, **(config or {})}
+        settings = {"interval_s": 0.2, "collectors": LIGHT, **(config or {})}
         ours = {"store_file": str(folder / "tokens.json")}
         server = {"port": 0, "auth": ours, "state_folder": str(folder / "state"), **settings.get("server", {})}
         (folder / "server.json").write_text(json.dumps({**settings, "server": server}))
