@@ -64,7 +64,7 @@ class Chromium:
             raise SystemExit(f"the page failed: {found['exceptionDetails']}")
         return found["result"].get("value")
 
-    def until(self, condition: str, seconds: float = 20.0) -> None:
+    def until(self, condition: str, seconds: float = 60.0) -> None:
         """Wait until an expression holds in the page."""
         end = time.monotonic() + seconds
         page = "document.documentElement"  # there is none for a moment while a page loads

@@ -56,7 +56,7 @@ class Live {
     this.say("");
   }
 
-  /* At most a tenth of the time goes into asking again, and never more than one picture in a second. */
+  /* A tenth of the time goes into asking again: never more than one picture in a second, and one in ten at least. */
   refresh() {
     this.stale = true;
     if (this.timer) return;
@@ -64,7 +64,7 @@ class Live {
       this.timer = 0;
       if (document.hidden) return; // asked again when somebody looks
       try { await this.picture(); } catch (error) { this.say(`The picture could not be renewed: ${error.message}`); }
-    }, Math.max(1000, this.cost * 9));
+    }, Math.min(10000, Math.max(1000, this.cost * 9)));
   }
 
   event(name, data) {
