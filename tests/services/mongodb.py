@@ -82,13 +82,14 @@ class MongoServer(Service):
         config.touch()
         program = Path(sys.executable).with_name("secantusd-py")
         more = ["--auth"] if self.login else []
+        # A cache that is full of what an old reader holds stops all of its threads for good: 128M once was.
         if self.durable:
             more.append("--sync-on-commit")
         if self.tls:
             more += ["--tls-cert-file", self._certificate(), "--tls-key-file", self._certificate()]
         return [
             str(program), "--config", str(config), "--host", "127.0.0.1", "--port", port, "--storage-path", str(data),
-            "--standalone", "--cache-size", "128M", "--log-level", "WARNING", *more,
+            "--standalone", "--cache-size", "1G", "--log-level", "WARNING", *more,
         ]  # fmt: skip
 
     def _certificate(self) -> str:
