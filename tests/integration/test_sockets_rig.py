@@ -14,6 +14,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from tests.services.service import free_port
 
 from gpuflight.collectors.base import Collector
 from gpuflight.collectors.sockets import Sockets
@@ -186,8 +187,7 @@ def test_short_connection_between_two_rounds(start: Start, world: World) -> None
 @needs_root
 def test_same_addresses_in_two_namespaces_do_not_cross(start: Start, world: World) -> None:
     """T01: three namespaces with the very same loopback connection."""
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
+    port = free_port()  # and the next one: neither is of those that connections get
     here = start("tcp_pair", str(port))
     one = start("in_new_namespace", "tcp_pair", str(port))
     two = start("in_new_namespace", "tcp_pair", str(port))
