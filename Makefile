@@ -33,7 +33,9 @@ corpus: $(VENV)/dev.done  ## record real faults anew, and write how right the ru
 	$(BIN)/python -m tests.tools.corpus
 
 test: $(VENV)/dev.done test-packages  ## set up all that the tests need, and run them (T=path for some)
-	$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=15 $(T)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=15 $(T) || { [ $$? -eq 1 ] && \
+	echo "what failed runs once more, alone: what only the load of the others decided passes, what is broken fails again" && \
+	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(T); }
 
 check: $(VENV)/dev.done  ## format, lint, types, layers, tests
 	$(BIN)/ruff format --check $(SOURCES)
