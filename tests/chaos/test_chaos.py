@@ -20,9 +20,7 @@ import pytest
 from tests.chaos.destinations import SPOOLED, TOPIC, Arrival, Bucket, Destination, Post, Store, Topic
 from tests.chaos.victims import ServerVictim, SpoolBook, until
 from tests.chaos.watch import Watch, growth, lateness, stalls
-
-from gpuflight.collectors.base import Collector
-from gpuflight.registry import plugins
+from tests.services.watching import watching
 
 DURATION_S = float(os.environ.get("GPUFLIGHT_CHAOS_S", "20"))
 SEED = int(os.environ.get("GPUFLIGHT_CHAOS_SEED", "1"))
@@ -59,7 +57,7 @@ def havoc(victims: list[Any], dice: random.Random, after_kill: dict[Any, Any], d
 def test_whatever_dies_what_a_spool_accepted_arrives_in_order_and_no_round_waits(tmp_path: Path, stalled: Path) -> None:
     dice = random.Random(SEED)
     spool_folder = tmp_path / "main" / "spool"
-    light = {"collectors": {name: {"enabled": name in WATCHED} for name in plugins(Collector)}}
+    light = {"collectors": watching(*WATCHED)}
     peer = ServerVictim(tmp_path / "peer", {"interval_s": INTERVAL_S, **light}, machine_id="9" * 32)
     with ExitStack() as stack:
         destinations = make_destinations(tmp_path)

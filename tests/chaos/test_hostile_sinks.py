@@ -15,10 +15,9 @@ import pytest
 from tests.chaos.victims import ServerVictim, until
 from tests.chaos.watch import Watch, lateness, stalls
 from tests.fakes.http_receiver import Answer, Received, Receiver
+from tests.services.watching import watching
 
-from gpuflight.collectors.base import Collector
 from gpuflight.errors import DeliveryError
-from gpuflight.registry import plugins
 from gpuflight.subscribers.base import Parcel
 from gpuflight.subscribers.spool import Spool
 
@@ -48,7 +47,7 @@ def numbers(requests: list[Received]) -> list[int]:
 
 
 def server(tmp_path: Path, subscribers: list[dict[str, Any]]) -> ServerVictim:
-    off = {name: {"enabled": name in ("host", "mounts", "nics", "disks")} for name in plugins(Collector)}
+    off = watching("host", "mounts", "nics", "disks")
     return ServerVictim(tmp_path / "server", {"interval_s": INTERVAL_S, "collectors": off, "subscribers": subscribers})
 
 

@@ -15,9 +15,7 @@ import httpx
 from tests.e2e.test_server_real import PATIENCE_S, Instance, running, wait_ready
 from tests.services.kafka import Broker
 from tests.services.mongodb import MongoServer, new_database
-
-from gpuflight.collectors.base import Collector
-from gpuflight.registry import plugins
+from tests.services.watching import watching
 
 HOSTS = ("node-a", "node-b")
 
@@ -47,7 +45,7 @@ class Fleet:
             "spool_folder": str(self.folder / name / "spool"),
         }
         # What two agents and two consumers cost beside other tests must not decide when rounds arrive.
-        collectors = {other: {"enabled": other in ("host", "mounts")} for other in plugins(Collector)}
+        collectors = watching("host", "mounts")
         return self.start(name, interval_s=0.4, subscribers=[sink], collectors=collectors)
 
     def consumer(self, name: str) -> Instance:

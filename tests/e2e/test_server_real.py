@@ -19,19 +19,14 @@ from typing import Any
 
 import httpx
 import pytest
-
-from gpuflight.collectors.base import Collector
-from gpuflight.registry import plugins
+from tests.services.watching import watching
 
 SERVER = str(Path(sys.executable).with_name("gpuflight-server"))
 PATIENCE_S = 60.0
 """Only a broken program takes so long."""
 
 
-LIGHT = {
-    name: {"enabled": name in ("host", "host_counters", "mounts", "nics", "process_tree")}
-    for name in plugins(Collector)
-}
+LIGHT = watching("host", "host_counters", "mounts", "nics", "process_tree")
 """What a server watches unless its configuration says more: rounds that come quickly, also beside other tests."""
 
 

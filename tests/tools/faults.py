@@ -28,11 +28,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO
 
-from tests.tools.slow_disk import SIZE_BYTES, new_pause, slow_disk
+from tests.tools.slow_disk import CLONE_NEWNS, MS_REC_PRIVATE, SIZE_BYTES, new_pause, slow_disk
 
 CGROUPS = Path("/sys/fs/cgroup")
-CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
-MS_REC_PRIVATE = 0x4000 | 0x40000
+CLONE_NEWNET = 0x40000000
 IPC_CREAT, IPC_NOWAIT, IPC_RMID = 0o1000, 0o4000, 0
 
 Steps = Iterator[str]
@@ -310,7 +309,10 @@ def _disk_that_waits(pause_s: float, readers: int) -> Steps:
             yield f"Disk({disk.name})" if readers > 1 else "Process(pid=*"
             pause.value = pause_s
             children = [_reader(disk.path) for _ in range(readers)]
+            deadline_s = time.monotonic() + 10
             while not all(_state(child) == "D" for child in children):
+                if time.monotonic() > deadline_s:
+                    raise Refused("whoever reads the disk does not wait for it")
                 time.sleep(0.01)
             yield "begun" if readers > 1 else f"Process(pid={children[0]},start=*)"
             pause.value = 0.0

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 SIZE_BYTES = 64 << 20
-_CLONE_NEWNS, _MS_REC_PRIVATE, _MNT_DETACH = 0x00020000, 0x4000 | 0x40000, 2
+CLONE_NEWNS, MS_REC_PRIVATE, _MNT_DETACH = 0x00020000, 0x4000 | 0x40000, 2
 # <linux/fuse.h>: what is asked of one file that is read, and no more
 _GETATTR, _OPEN, _READ, _FLUSH, _RELEASE, _INIT, _ACCESS = 3, 14, 15, 25, 18, 26, 34
 _FORGET, _INTERRUPT, _BATCH_FORGET = 2, 36, 42  # want no answer
@@ -51,8 +51,8 @@ def slow_disk(pause_s: ctypes.c_double) -> Iterator[SlowDisk]:
         if result < 0:
             raise OSError(ctypes.get_errno(), f"{what}: {os.strerror(ctypes.get_errno())}")
 
-    checked(libc.unshare(_CLONE_NEWNS), "a mount namespace")
-    checked(libc.mount(b"none", b"/", None, _MS_REC_PRIVATE, None), "a private mount namespace")
+    checked(libc.unshare(CLONE_NEWNS), "a mount namespace")
+    checked(libc.mount(b"none", b"/", None, MS_REC_PRIVATE, None), "a private mount namespace")
     fuse = os.open("/dev/fuse", os.O_RDWR)
     with tempfile.NamedTemporaryFile(prefix="gpuflight-slow-") as place, contextlib.ExitStack() as stack:
         options = f"fd={fuse},rootmode=100000,user_id=0,group_id=0".encode()  # its root is a file

@@ -214,9 +214,9 @@ class Engine:
         usual_s = self.window.interval_s
         return usual_s is not None and interval_s > max(usual_s * _GAP, usual_s + 30.0)
 
-    def _ask(self, rule: Rule, element: Any, active: bool = False) -> Verdict:
+    def _ask(self, rule: Rule, element: Any) -> Verdict:
         assert isinstance(rule, ElementRule)  # noqa: S101
-        return rule.judge(Look(rule, element, self.window, active))
+        return rule.judge(Look(rule, element, self.window, False))
 
     def _judge_elements(self, rule: ElementRule, elements: Mapping[Key, Any], cleared: list[Finding]) -> None:
         tracks, window, index = self._tracks[rule.name], self.window, self._index

@@ -16,7 +16,7 @@ def array_text(columns: list[Any]) -> bytes | None:
         return None
     np = numpy()
     dtype: Any = np.int64
-    if "u" in kinds and any(column.dtype == np.uint64 and int(column.max()) >> 63 for column in columns):
+    if "u" in kinds and any(column.dtype.kind == "u" and int(column.max()) >> 63 for column in columns):
         if any(column.dtype.kind == "i" and int(column.min()) < 0 for column in columns):
             return None
         dtype = np.uint64

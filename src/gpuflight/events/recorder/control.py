@@ -209,12 +209,12 @@ def _line(connection: socket.socket) -> bytes:
     data = bytearray()
     end_s = time.monotonic() + (connection.gettimeout() or 0.0)
     while not data.endswith(b"\n") and len(data) <= _MOST_BYTES:
+        if time.monotonic() > end_s:
+            raise TimeoutError
         block = connection.recv(65_536)
         if not block:
             break
         data += block
-        if time.monotonic() > end_s:
-            raise TimeoutError
     return bytes(data)
 
 

@@ -170,7 +170,7 @@ def _hashes(fields: Mapping[str, Any], pointers: Any) -> Any:
     mixed = pointers.astype(np.uint64)
     mixed *= np.uint64(_MIX)
     for column in columns:
-        mixed ^= column if column.dtype.kind == "u" else column.astype(np.uint64)
+        mixed ^= column.astype(np.uint64)
         mixed *= np.uint64(_MIX)
         mixed ^= mixed >> np.uint64(32)
     return mixed

@@ -102,7 +102,7 @@ def compile_source(library: Any, source: str, flags: list[str]) -> dict[str, Any
 
 def _peak_memory_bytes() -> int:
     """Of this program. ``getrusage`` counts what the program was that started this one."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as status:
+    with open("/proc/self/status", encoding="utf-8", errors="replace") as status:
         return next((int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM:")), 0)
 
 
