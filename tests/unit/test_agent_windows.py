@@ -162,6 +162,25 @@ def test_the_plain_file_of_a_window_is_no_other_window(logs: Path, state: Path) 
     assert sorted(store.lines) == sorted([*before, b'{"type":"other window of this number"}'])
 
 
+def test_a_second_file_of_a_number_is_not_sent_because_the_first_was_acknowledged(logs: Path, state: Path) -> None:
+    """The receiver could not take the second one at once: it was taken for sent when its turn came again."""
+    other = b'{"type":"other window of this number"}'
+    (logs / CLEAN_ID / "device.3.log").write_bytes(other + b"\n")
+    before = lines_of(CLEAN)
+    store = Store()
+    refused: list[Received] = []
+
+    def answer(request: Received) -> Answer:
+        if not refused and other in gzip.decompress(request.body):
+            refused.append(request)
+            return Answer(503)
+        return store(request)
+
+    with Receiver(answer) as receiver:
+        assert ship(logs, receiver, state) == 0
+    assert refused and sorted(store.lines) == sorted([*before, other])
+
+
 def test_a_half_compressed_window_beside_its_plain_file(tmp_path: Path, state: Path) -> None:
     """The writer was killed while it compressed: the plain file is the window."""
     logs = copy("v1.3.0rc1-killed", tmp_path / "logs")

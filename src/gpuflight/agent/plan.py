@@ -66,7 +66,8 @@ def make_plan(
         for item in _items(folder, channel, over=over):
             number = item.window.number
             sent = known.get(item.key)
-            if sent is None and number is not None and not item.window.temporary:
+            if sent is None and number is not None and not item.window.temporary and item.twin is None:
+                # of a second file of a number this says nothing: its content does, when it is its turn
                 before = cursor is not None and number < cursor.file_index
                 sent = Sent("sent") if before or (channel, number) in beside.acknowledged else None
             item.sent = sent
