@@ -52,7 +52,7 @@ def kernel_answers(
     found["bpf", "process drain events"] = rows.drained(clock, FIRST_ROUND_S, events)
     found["bpf", "process lost events"] = rows.packed(0)
     io = [rows.block(trainer, begun[trainer], 0, b"nvme0n1", 40_960, [80] * 10)]
-    found |= rows.probe_answers("block", ("on_io_start", "on_io_done"), {"io": io})
+    found |= rows.probe_answers("block", ("on_io_start", "on_io_sent", "on_io_done"), {"io": io})
     ipc = [
         rows.ipc(1, 7001, 0, server, begun[server], (0, 0), (4096, 4)),
         rows.ipc(1, 7001, 0, worker, begun[worker], (4096, 2), (0, 0)),

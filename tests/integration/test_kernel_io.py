@@ -49,6 +49,21 @@ def test_block_requests_of_a_process(tmp_path: Path) -> None:
         assert disk.metrics["write_bytes_per_s"] >= 8 * 65536
 
 
+def test_bytes_of_requests_that_grow_before_the_device_gets_them(tmp_path: Path) -> None:
+    """Pieces of one large write are merged again in the queue: a request is larger then than when it was made."""
+    device = os.stat(tmp_path).st_dev
+    if not Path(f"/sys/dev/block/{os.major(device)}:{os.minor(device)}").exists():
+        pytest.skip("the temporary folder is on no block device")
+    with watching("disks", "kernel_block") as watch:
+        command = ["dd", "if=/dev/zero", f"of={tmp_path}/data", "bs=1310720", "count=8", "oflag=direct"]
+        writer = subprocess.Popen(command, stderr=subprocess.PIPE)
+        if writer.wait():
+            pytest.skip("no direct I/O here")
+        watch.round()
+        used = [edge for edge in watch.edges("Access") if edge.source.startswith(f"Process(pid={writer.pid},")]
+        assert sum(edge.metrics.get("write_bytes_per_s", 0) for edge in used) >= 8 * 1310720
+
+
 def test_a_pipe_between_two_processes(child: Puppet) -> None:
     """Its ends are the child's standard input and output, as the snapshot draws them."""
     with watching("process_tree", "pipes", "kernel_ipc", **CALLS) as watch:

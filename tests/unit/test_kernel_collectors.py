@@ -320,7 +320,7 @@ def test_records_that_make_no_sense_and_lost_ones_are_counted() -> None:
 def test_block_requests() -> None:
     bench = Bench("kernel_block")
     start = 1000 + TRAINER
-    programs = ("on_io_start", "on_io_done")
+    programs = ("on_io_start", "on_io_sent", "on_io_done")
     bench.maps("block", programs, {"io": [rows.block(TRAINER, start, 0, b"nvme0n1", 4096, [80])]})
     edge = bench.round().graph.edges[process(TRAINER), "Disk(nvme0n1)", "Access"]
     assert (edge.unknown or {})["reads_per_s"] == FIRST_READING
@@ -354,7 +354,7 @@ def test_kernels_without_events_of_whole_requests_time_the_device() -> None:
 def test_uses_that_rest_are_dropped() -> None:
     bench = Bench("kernel_block")
     io = [rows.block(TRAINER, 1000 + TRAINER, 0, b"sda", 4096, [80])]
-    bench.maps("block", ("on_io_start", "on_io_done"), {"io": io})
+    bench.maps("block", ("on_io_start", "on_io_sent", "on_io_done"), {"io": io})
     for _ in range(25):
         bench.round()
     assert bench.machine.tape.asked["bpf", f"block delete io {io[0][0].hex()}"] == 1

@@ -17,7 +17,7 @@ from gpuflight.graph import Edge, Entity, Metric, edges, nodes
 if TYPE_CHECKING:
     from gpuflight.sources.world import World
 
-_WHOLE = ("on_io_start", "on_io_done")
+_WHOLE = ("on_io_start", "on_io_sent", "on_io_done")
 _DEVICE_ONLY = ("on_issue", "on_complete")
 _LOSSES = {0: "requests that found no room", 1: "uses of a disk that found no room"}
 _KEY = struct.Struct("=2I32s")

@@ -1,4 +1,4 @@
-"""The bpf(2) and perf_event_open(2) calls that probes need, by ctypes: they depend on no library's version.
+"""The bpf(2) and perf_event_open(2) calls that probes and counters need, by ctypes: no library's version matters.
 
 Structures: include/uapi/linux/bpf.h (``union bpf_attr``) and linux/perf_event.h. Every function raises OSError.
 """
@@ -27,7 +27,7 @@ ENOTSUPP = 524
 
 _NUMBERS = {"x86_64": (321, 298), "aarch64": (280, 241)}
 _ATTR_BYTES = 128
-_PERF_ATTR_BYTES = 128
+PERF_ATTR_BYTES = 128
 _PERF_CLOEXEC = 8
 
 
@@ -36,7 +36,7 @@ def _syscall() -> tuple[ctypes._NamedFuncPointer, int, int]:
     try:
         bpf_number, perf_number = _NUMBERS[platform.machine()]
     except KeyError:
-        raise OSError(errno.ENOSYS, f"BPF on {platform.machine()} is not known to gpuflight") from None
+        raise OSError(errno.ENOSYS, f"system calls of {platform.machine()} are not known to gpuflight") from None
     function = ctypes.CDLL(None, use_errno=True).syscall
     function.restype = ctypes.c_long
     return function, bpf_number, perf_number
@@ -107,7 +107,9 @@ class _PerfLinkAttr(ctypes.Structure):
     ]
 
 
-class _PerfEventAttr(ctypes.Structure):
+class PerfEventAttr(ctypes.Structure):
+    """``struct perf_event_attr``; ``flags`` are its bit field, from ``disabled`` (bit 0) on."""
+
     _fields_ = [
         ("type", ctypes.c_uint32),
         ("size", ctypes.c_uint32),
@@ -120,7 +122,7 @@ class _PerfEventAttr(ctypes.Structure):
         ("bp_type", ctypes.c_uint32),
         ("config1", ctypes.c_uint64),
         ("config2", ctypes.c_uint64),
-        ("rest", ctypes.c_uint8 * (_PERF_ATTR_BYTES - 72)),
+        ("rest", ctypes.c_uint8 * (PERF_ATTR_BYTES - 72)),
     ]
 
 
@@ -161,22 +163,27 @@ def open_uprobe_event(pmu_type: int, return_bit: int | None, path: str, offset: 
 
 def open_perf_event(kind: int, config: int, name: bytes = b"", offset: int = 0, pid: int = 0) -> int:
     """A perf event: its descriptor. ``name`` (file or function) and ``offset`` are for the PMUs uprobe and kprobe."""
-    function, _, number = _syscall()
     place = ctypes.create_string_buffer(name)
-    attr = _PerfEventAttr(
+    attr = PerfEventAttr(
         type=kind,
-        size=_PERF_ATTR_BYTES,
+        size=PERF_ATTR_BYTES,
         config=config,
         config1=ctypes.addressof(place) if name else 0,
         config2=offset,
     )
     # The event of a file, not of a task: with pid -1 it has to name a CPU, and fires on all of them.
+    return perf_event_open(attr, pid or -1, -1 if pid else 0)
+
+
+def perf_event_open(attr: PerfEventAttr, pid: int, cpu: int = -1, group_fd: int = -1) -> int:
+    """perf_event_open(2), closed on exec: its descriptor. ``pid`` is a thread's id; ``cpu`` -1: wherever it runs."""
+    function, _, number = _syscall()
     answer: int = function(
         ctypes.c_long(number),
         ctypes.byref(attr),
-        ctypes.c_long(pid or -1),
-        ctypes.c_long(-1 if pid else 0),
-        ctypes.c_long(-1),
+        ctypes.c_long(pid),
+        ctypes.c_long(cpu),
+        ctypes.c_long(group_fd),
         ctypes.c_ulong(_PERF_CLOEXEC),
     )
     if answer < 0:

@@ -87,7 +87,7 @@ gf_inline int end(struct request *request)
 
 		if (new) {
 			new->process_start_ns = pending->process_start_ns; /* the rest of it is 0 and stays so */
-			gf_update(io, &io_key, new);
+			gf_renew(io, &io_key, new, row);
 		}
 		row = gf_lookup(io, &io_key);
 	}
@@ -104,6 +104,18 @@ gf_inline int end(struct request *request)
 GF_TP_BTF(on_io_start, block_io_start)
 {
 	return begin((struct request *)ctx[0]);
+}
+
+/* Until the device gets it a request grows: neighbours are merged into it. */
+GF_TP_BTF(on_io_sent, block_rq_issue)
+{
+	struct request *request = (struct request *)ctx[0];
+	__u64 key = (__u64)request;
+	struct pending *pending = gf_lookup(requests, &key);
+
+	if (pending)
+		pending->bytes = request->__data_len;
+	return 0;
 }
 
 GF_TP_BTF(on_io_done, block_io_done)

@@ -49,11 +49,11 @@ gf_inline struct ipc_row *row_of(struct task_struct *task, struct ipc_key *key)
 		return row;
 	new.process_start_ns = task->group_leader->start_boottime;
 	new.pid = gf_tgid(task);
-	if (gf_update(ipc, key, &new)) {
+	gf_renew(ipc, key, &new, row);
+	row = gf_lookup(ipc, key);
+	if (!row)
 		gf_loss(LOST_ROWS);
-		return NULL;
-	}
-	return gf_lookup(ipc, key);
+	return row;
 }
 
 gf_inline void add(struct task_struct *task, struct ipc_key *key, bool written, __u64 bytes)

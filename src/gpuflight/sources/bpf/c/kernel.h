@@ -8,6 +8,10 @@
 
 #include "gf.h"
 
+/* A row for a key that has none, or (`old`) one of a process that had the pid before. Of two processors that make it at
+ * the same time the first one's stays: what it has counted by then is not lost. Look for the row afterwards. */
+#define gf_renew(map, key, value, old) ((old) ? gf_update(map, key, value) : gf_insert(map, key, value))
+
 struct ns_common {
 	unsigned int inum;
 } GF_KERNEL_TYPE;

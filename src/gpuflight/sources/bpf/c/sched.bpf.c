@@ -48,11 +48,11 @@ gf_inline struct process_waits *waits_of(struct task_struct *task)
 	if (!new)
 		return NULL;
 	new->start_ns = start_ns; /* the rest of it is 0 and stays so */
-	if (gf_update(waits, &pid, new)) {
+	gf_renew(waits, &pid, new, row);
+	row = gf_lookup(waits, &pid);
+	if (!row)
 		gf_loss(LOST_PROCESSES);
-		return NULL;
-	}
-	return gf_lookup(waits, &pid);
+	return row;
 }
 
 gf_inline void queued(struct task_struct *task, __u64 now_ns)

@@ -213,8 +213,7 @@ gf_inline bool observe_wait(const struct wait_key *key, __u64 process_start_ns, 
 			return false;
 		__builtin_memset(new, 0, sizeof(*new));
 		new->process_start_ns = process_start_ns;
-		if (gf_update(waits, key, new))
-			return false;
+		gf_renew(waits, key, new, row);
 		row = gf_lookup(waits, key);
 		if (!row)
 			return false;
