@@ -6,6 +6,7 @@ the states that readers know (active file, retired raw file, ``.part``, staged `
 
 from __future__ import annotations
 
+import io
 import os
 import uuid
 import zlib
@@ -19,12 +20,14 @@ from gpuflight.events.files.sidecars import Sidecar
 
 _deflate: ModuleType = zlib
 _LEVEL = 6
+_crc32: Callable[[bytes, int], int] = zlib.crc32
 try:
     from isal import isal_zlib
 except ImportError:
     pass
 else:
     _deflate, _LEVEL = isal_zlib, 1  # as small as 2 for rows of numbers, and a tenth cheaper
+    _crc32 = isal_zlib.crc32
 
 _GZIP = 31
 _BLOCK = 1 << 20
@@ -134,15 +137,8 @@ class ActiveWindow:
 
 def export(folder: str, session_id: str, retired: Retired, *, compress: bool, wall_ms: int) -> None:
     """Compresses a retired window, writes its identity, moves it into the session folder."""
-    path = retired.path
-    if compress:
-        path = _compressed(path)
+    path, size, checksum = _compressed(retired.path) if compress else _identified(retired.path)
     name = os.path.basename(path)
-    size, checksum = 0, 0
-    with open(path, "rb", buffering=0) as file:
-        while block := file.read(_BLOCK):
-            size += len(block)
-            checksum = zlib.crc32(block, checksum)
     sidecar = Sidecar(
         window_id=str(uuid.uuid4()),
         session_id=session_id,
@@ -163,17 +159,39 @@ def export(folder: str, session_id: str, retired: Retired, *, compress: bool, wa
     sync_directory(folder)
 
 
-def _compressed(raw: str) -> str:
-    """The compressed file beside the raw one, which is gone then."""
+def _identified(path: str) -> tuple[str, int, int]:
+    """(path, bytes, CRC-32) of a file."""
+    size, checksum = 0, 0
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(_BLOCK):
+            size += len(block)
+            checksum = _crc32(block, checksum)
+    return path, size, checksum
+
+
+def _compressed(raw: str) -> tuple[str, int, int]:
+    """(path, bytes, CRC-32) of the compressed file beside the raw one, which is gone then."""
     part = f"{raw}.gz.part"
+    size, checksum = 0, 0
     deflater = _deflate.compressobj(_LEVEL, _deflate.DEFLATED, _GZIP)
-    with open(raw, "rb", buffering=0) as source, open(part, "wb") as target:
-        while block := source.read(_BLOCK):
-            target.write(deflater.compress(block))
-        target.write(deflater.flush())
-        target.flush()
+    with open(raw, "rb", buffering=0) as source, open(part, "wb", buffering=0) as target:
+        while True:
+            block = source.read(_BLOCK)
+            packed = deflater.compress(block) if block else deflater.flush()
+            size += len(packed)
+            checksum = _crc32(packed, checksum)
+            _write_all(target, packed)
+            if not block:
+                break
         os.fsync(target.fileno())
     os.rename(part, f"{raw}.gz")
     sync_directory(os.path.dirname(raw))
     os.unlink(raw)
-    return f"{raw}.gz"
+    return f"{raw}.gz", size, checksum
+
+
+def _write_all(file: io.FileIO, data: bytes) -> None:
+    """A bare write may take less than it was given."""
+    view = memoryview(data)
+    while view:
+        view = view[file.write(view) or 0 :]

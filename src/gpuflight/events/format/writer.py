@@ -13,7 +13,7 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -76,8 +76,10 @@ _encode = msgspec.json.Encoder().encode
 class SessionWriter:
     """One session. Thread-safe. Call ``tick`` a few times a second, ``close`` at the end (or use ``with``).
 
-    ``folder``: the session's folder is made in it. ``stopped``: why capture has ended before its time (spool limits),
-    empty while it goes on; ``dropped`` counts the rows and events that came after that.
+    ``folder``: the session's folder is made in it. ``compress``: finished windows, all or none, or as is answered for
+    each (its bytes, whether it is needed because plain ones would soon fill the session). ``stopped``: why capture has
+    ended before its time (spool limits), empty while it goes on; ``dropped`` counts the rows and events that came after
+    that.
     """
 
     def __init__(
@@ -89,7 +91,7 @@ class SessionWriter:
         rotate_after_s: float = 0,
         max_spool_bytes: int = MAX_SPOOL_BYTES,
         min_free_bytes: int = MIN_FREE_BYTES,
-        compress: bool = True,
+        compress: bool | Callable[[int, bool], bool] = True,
     ) -> None:
         self.session_id = session_id or str(uuid.uuid4())
         self.path = os.path.join(os.path.abspath(folder), self.session_id)
@@ -106,6 +108,7 @@ class SessionWriter:
         self._counts: dict[str, int] = {}
         self._new_texts: dict[str, dict[str, str]] = {}
         self._unlooked_bytes = 0
+        self._filling = False
         self._last_flush_s = self._last_sync_s = time.monotonic()
         self._closed = False
         os.makedirs(f"{self.path}/.tmp", exist_ok=True)
@@ -374,6 +377,7 @@ class SessionWriter:
         spool = _spool_bytes(self.path) if most else 0
         free = shutil.disk_usage(self.path).free if least else 0
         facts = f"spool_bytes={spool},max_spool_bytes={most},available_bytes={free},min_free_bytes={least}"
+        self._filling = bool(most) and 2 * spool > most
         if most and spool > most:
             self._stop(f"spool_budget_exceeded:{facts}")
         elif least and free < least:
@@ -382,6 +386,11 @@ class SessionWriter:
     def _stop(self, reason: str) -> None:
         self.stopped = reason
         _mark_loss(self.path, "spool", 0, reason)
+
+    def _compresses(self, retired: Retired) -> bool:
+        if not callable(self._compress):
+            return self._compress
+        return self._compress(os.path.getsize(retired.path), self._filling)
 
     def _export_all(self) -> None:
         try:  # compressing gives way to the program
@@ -394,7 +403,7 @@ class SessionWriter:
                     self.path,
                     self.session_id,
                     retired,
-                    compress=self._compress,
+                    compress=self._compresses(retired),
                     wall_ms=time.time_ns() // 1_000_000,
                 )
             except OSError as error:  # the raw window stays where readers find it

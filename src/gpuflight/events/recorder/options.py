@@ -27,8 +27,9 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     somebody asks. ``stacks``: the Python stack of every n-th launch (0: of none). ``metrics_interval_s``: between two
     readings of host and GPUs (0: none). ``max_pending_bytes``: records that wait to be written; beyond it they are
     dropped and counted. ``wait_for_cuda``: CUPTI is not touched before the program has loaded the CUDA driver, so that
-    children it forks before that may still use CUDA. ``gc_ranges``: garbage collections are scopes. ``quiet``: no line
-    on stderr, whatever happens.
+    children it forks before that may still use CUDA. ``compress``: gzip finished windows, those that ``cpu_budget_pct``
+    leaves time for: the share of one core that the recorder's threads may cost (0: any). ``gc_ranges``: garbage
+    collections are scopes. ``quiet``: no line on stderr, whatever happens.
     """
 
     app: str = ""
@@ -46,6 +47,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     torch_ranges: bool = True
     gc_ranges: bool = True
     compress: bool = True
+    cpu_budget_pct: float = 2.0
     rotate_after_s: float = 0.0
     quiet: bool = False
     always: bool = True
@@ -54,7 +56,15 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     def checked(self) -> Options:
         """These options. Raises ConfigError for what makes no sense."""
         problems = [f"{kind}: no such kind; there are {', '.join(KINDS)}" for kind in self.kinds if kind not in KINDS]
-        for name in ("after_s", "for_s", "launches", "stacks", "metrics_interval_s", "rotate_after_s"):
+        for name in (
+            "after_s",
+            "for_s",
+            "launches",
+            "stacks",
+            "metrics_interval_s",
+            "rotate_after_s",
+            "cpu_budget_pct",
+        ):
             if getattr(self, name) < 0:
                 problems.append(f"{name}: must not be negative")
         if self.buffer_bytes < 1 << 16 or self.max_pending_bytes < 1 << 20:

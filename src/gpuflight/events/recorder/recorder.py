@@ -14,6 +14,7 @@ from typing import Any
 from gpuflight.events.format.writer import SessionWriter
 from gpuflight.events.recorder import capabilities, torch_ranges
 from gpuflight.events.recorder.binding import Binding, Why, load, profiling_in_torch
+from gpuflight.events.recorder.budget import CpuBudget
 from gpuflight.events.recorder.capture import Capture
 from gpuflight.events.recorder.clock import Clock
 from gpuflight.events.recorder.control import Answer, ControlServer, Request
@@ -65,6 +66,7 @@ class Recorder:
         self._garbage = Garbage(self.ranges, self.clock)
         self.metrics = Metrics(self.clock, options.metrics_interval_s)
         self.stacks = Stacks(options.stacks)
+        self.budget = CpuBudget(options.cpu_budget_pct / 100)
         self._window = Window(options, self.clock.now_ns())
         self._writer: SessionWriter | None = None
         self._translator: Translator | None = None
@@ -117,7 +119,7 @@ class Recorder:
         os.makedirs(place, exist_ok=True)
         writer = SessionWriter(
             place,
-            compress=self.options.compress,
+            compress=self.options.compress and self.budget.allows,
             rotate_after_s=self.options.rotate_after_s,
         )
         self._writer, self.path, self.session_id = writer, writer.path, writer.session_id
@@ -255,6 +257,7 @@ class Recorder:
                 self._trouble(error)
                 self._ending.wait(_BEAT_S)
         selector.close()
+        self.budget.left()
 
     def _trouble(self, error: Exception) -> None:
         """Say it once."""
@@ -343,6 +346,7 @@ class Recorder:
         translator = self._translator
         if translator is None:  # only now: it needs numpy, and most of a process tree never gets here
             translator = self._translator = Translator(writer, self.pid, self.options.name)
+            self.budget.watch()
         if self.capture.anchor is not None:
             translator.offset_ns = self.capture.anchor.offset_ns
         translator.stacks.update(self.stacks.take())
@@ -367,6 +371,7 @@ class Recorder:
             tuple(self.capture.refused),
             self._paused,
             bool(self.metrics.why),
+            self.budget.plain,
         )
         if state == self._told and not final:
             return
@@ -385,6 +390,10 @@ class Recorder:
 
     def _more_lines(self) -> list[dict[str, Any]]:
         found = [self.stacks.line()]
+        if self.budget.plain:
+            told = f"{self.budget.plain} of {self.budget.windows} windows were left plain, to cost no more than"
+            reason = Why("cpu_budget", f"{told} {self.options.cpu_budget_pct:g} % of a core (cpu_budget_pct)")
+            found.append(capabilities.entry("window_compression", True, "partial", "gzip", reason))
         if self._paused:
             found.append(capabilities.entry("torch_profiler", True, "skipped", "paused", TORCH_PROFILES))
         if self._control is not None:
