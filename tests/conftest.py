@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,10 @@ from gpuflight.graph import Graph, edges, nodes
 settings.register_profile("steady", deadline=None, derandomize=True, max_examples=40)
 settings.register_profile("deep", deadline=None, max_examples=3000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
+
+# What runs in the background of a script inherits an ignored Ctrl-C, and so would all that tests start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["tests.services.kafka", "tests.services.mongodb"]
 

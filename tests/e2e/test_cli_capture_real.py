@@ -110,7 +110,10 @@ def started(tmp_path: Path, *arguments: str) -> subprocess.Popen[str]:
 def test_a_signal_ends_early_and_everything_is_written(tmp_path: Path, number: signal.Signals) -> None:
     process = started(tmp_path)
     process.send_signal(number)
-    out, err = process.communicate(timeout=PATIENCE_S)
+    try:
+        out, err = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
     assert process.returncode == 0, err
     assert "ended early" in err
     assert sorted(os.listdir(tmp_path / "run")) == sorted(FILES)
