@@ -23,6 +23,7 @@ from gpuflight.sources.world import World
 COLLECTORS = plugins(Collector)
 OPTIONS: dict[str, dict[str, Any]] = {
     "kernel_ipc": {"system_calls": True},
+    "perf_counters": {"watch": True},
     "static": {"pids": [TRAINER, 99_999]},
     "fleet": {"uri": DATABASE_URI},
     "remote": {"peers": [{"url": PEER_URL, "name": "web-1"}]},

@@ -31,6 +31,7 @@ from gpuflight.sources.ipc import Ipc
 from gpuflight.sources.mongodb import Mongo
 from gpuflight.sources.netlink import Netlink
 from gpuflight.sources.nvml import Nvml
+from gpuflight.sources.perf_events import PerfEvents
 from gpuflight.sources.procfs import ProcFs
 from gpuflight.sources.session_logs import SessionLogs
 from gpuflight.sources.sysfs import SysFs
@@ -107,6 +108,7 @@ class FakeMachine:
             mongo=Mongo(self.tape),
             session_logs=SessionLogs(self.tape),
             probes=Probes(self.tape),
+            perf_events=PerfEvents(self.tape),
         )
         self.number = 0
 

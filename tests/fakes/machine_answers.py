@@ -12,6 +12,7 @@ import msgspec
 from tests.fakes.cuda_answers import cuda_answers
 from tests.fakes.kernel_answers import FIRST_ROUND_S, kernel_answers
 from tests.fakes.nvml import NoCompiler, fake_nvml
+from tests.fakes.perf_answers import perf_answers
 from tests.fakes.sockets import address_message, inet_message, tcp_info, unix_message
 from tests.fakes.user_probe_answers import user_probe_answers
 
@@ -91,6 +92,7 @@ def answers(clock: ManualClock) -> dict[tuple[str, str], bytes | Callable[[], by
         ),
         **user_probe_answers(clock, trainer=TRAINER, disk=259 << 20 | 1, nic=10),
         **cuda_answers(clock, trainer=TRAINER, first_round_s=FIRST_ROUND_S),
+        **perf_answers(clock, TRAINER, RANK),
         ("session_logs", "reading"): lambda: _sessions(clock),
         ("session_logs", "recorders"): lambda: _recorders(clock),
     }

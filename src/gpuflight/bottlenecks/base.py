@@ -168,6 +168,10 @@ class ElementRule(Rule):
     gpu_users_only: ClassVar[bool] = False
     """Judge only processes that use a GPU (an ``Access`` edge leads to one)."""
 
+    measured_of_some: ClassVar[bool] = False
+    """Its metric is measured of the elements that matter only: where some have it, those that neither have it nor say
+    why are no subjects. The rule is unknown where none has it."""
+
     time_matters: ClassVar[bool] = True
     """With ``histories`` and no screens: judge in every round, since means move although nothing changes. False for
     counters, where only a change of the element can make it fire."""

@@ -46,6 +46,7 @@ def survey_elements(
     """Judge every element of the rule's kind, those without an open finding. What no screen lets through is clear where
     a screen's metric is known."""
     reasons: Counter[str] = Counter()
+    silent: Counter[str] = Counter()  # of those of which nobody said anything
     wanted = [(screen.metric, screen.comparison == "in") for screen in rule.screens]
     for element in elements:
         if wanted and not screened(rule, element):
@@ -54,8 +55,8 @@ def survey_elements(
                 state.clear_count += 1
             else:
                 missing = wanted[0][0]
-                why = (element.unknown or {}).get(missing) or "not measured here"
-                reasons[f"{missing} of {element.kind}: {why}"] += 1
+                why = (element.unknown or {}).get(missing)
+                (reasons if why else silent)[f"{missing} of {element.kind}: {why or 'not measured here'}"] += 1
             continue
         try:
             verdict = judge(rule, element)
@@ -69,6 +70,8 @@ def survey_elements(
             reasons[verdict.reason] += 1
         else:
             state.clear_count += 1
+    if not (rule.measured_of_some and (state.clear_count or state.open_count)):
+        reasons += silent
     state.unknown = dict(reasons.most_common(_REASONS))
 
 

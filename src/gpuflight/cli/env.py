@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Literal
 
@@ -29,7 +30,7 @@ CAPABILITIES = {
     "CAP_DAC_READ_SEARCH": (2, "files that only root may read"),
     "CAP_SYS_ADMIN": (21, "sockets in other network namespaces"),
     "CAP_NET_ADMIN": (12, "all details of sockets and RDMA resources"),
-    "CAP_PERFMON": (38, "probes in the kernel: CUDA, sockets, scheduling"),
+    "CAP_PERFMON": (38, "probes in the kernel: CUDA, sockets, scheduling; the CPU's counters"),
     "CAP_BPF": (39, "probes in the kernel: CUDA, sockets, scheduling"),
 }
 
@@ -106,6 +107,7 @@ def checks(world: World) -> Iterator[Check]:
     yield from _kernel(world)
     yield from _rights(world)
     yield from _probes(world)
+    yield _counters(world)
     yield from _sockets(world)
     yield from _devices(world)
     for name, hint in TOOLS.items():
@@ -218,6 +220,30 @@ def _probes(world: World) -> Iterator[Check]:
         if check.state == "yes":
             check.found += f" ({meaning})"
         yield check
+
+
+def _counters(world: World) -> Check:
+    """Whether the CPU's counters tell of processes, tried on this one."""
+    from gpuflight.collectors.perf_counters import why_refused, why_unsupported
+    from gpuflight.collectors.perf_events_choice import event_sets
+    from gpuflight.sources.perf_events import Target
+
+    me = Target("this process", (os.getpid(),))
+    try:
+        sets = event_sets(world.procfs.cpu_info(), instructions=True)
+        found = world.perf_events.count(sets, [me], descriptors_at_most=16, threads_at_most=1)
+    except SourceUnavailable as error:
+        return Check(area="probes", name="CPU counters", state="no", found=f"not known: {error.reason}")
+    reason, hint = "too few descriptors to try them", "raise the limit of open files (ulimit -n)"
+    if found.unsupported:
+        reason, hint = why_unsupported(found.unsupported)
+    elif found.refused:
+        reason, hint = why_refused(world, next(iter(found.refused.values())))
+    elif found.set:
+        scope = "of programs without what the kernel does for them" if found.user_only else "of programs and the kernel"
+        told = f"{', '.join(found.events)} (by {found.set}), {scope}; collectors.perf_counters.watch reads them"
+        return Check(area="probes", name="CPU counters", state="limited" if found.user_only else "yes", found=told)
+    return Check(area="probes", name="CPU counters", state="no", found=reason, hint=hint)
 
 
 def _sockets(world: World) -> Iterator[Check]:

@@ -36,6 +36,12 @@ class Process(Entity, tag="Process", gc=False, kw_only=True):
     of those that use CPU or a GPU also context_switches_voluntary_per_s, context_switches_involuntary_per_s,
     io_read_bytes_per_s, io_write_bytes_per_s.
 
+    Of those whose CPU counters are read (collector perf_counters, off by default), metrics: llc_miss_pct (of the reads
+    that reached the last-level cache), llc_misses_per_s, instructions_per_cycle, perf_running_pct (how much of its
+    running time it had the counters; figures are scaled by it), perf_threads_count (counted by name; threads that these
+    start are counted with them). attributes: perf_events (which events stand for the cache), perf_scope (user: without
+    what the kernel does for it; all), perf_partial (True: some of its threads are not counted).
+
     Of those with CUDA (docs/cuda-probes.md), since the probe was attached, attributes: cuda_layers (runtime, driver,
     nccl), cuda_libraries, cuda_errors, cuda_allocations (largest groups, with who allocated), cuda_wait_ns_log2
     (histogram), cuda_watched_late, cuda_estimated, cuda_exit_code, nccl_operations, nccl_communicators. metrics:

@@ -15,6 +15,7 @@ from gpuflight.sources.ipc import Ipc
 from gpuflight.sources.mongodb import Mongo
 from gpuflight.sources.netlink import Netlink
 from gpuflight.sources.nvml import Nvml
+from gpuflight.sources.perf_events import PerfEvents
 from gpuflight.sources.procfs import ProcFs
 from gpuflight.sources.procfs.marks import TaskMarks
 from gpuflight.sources.recording import Tape
@@ -78,6 +79,7 @@ def open_world(
         mongo=Mongo(beside),
         session_logs=SessionLogs(tape, root),
         probes=opened,
+        perf_events=PerfEvents(beside),
     )
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpuflight.sources.bpf.probes import Probes
 from gpuflight.sources.http import Http
 from gpuflight.sources.mongodb import Mongo
+from gpuflight.sources.perf_events import PerfEvents
 from gpuflight.sources.session_logs import SessionLogs
 
 if TYPE_CHECKING:
@@ -44,6 +45,7 @@ class World:
     mongo: Mongo = field(default_factory=Mongo)
     session_logs: SessionLogs = field(default_factory=SessionLogs)
     probes: Probes = field(default_factory=Probes)
+    perf_events: PerfEvents = field(default_factory=PerfEvents)
 
     def may_trace(self) -> bool:
         """Whether this process has CAP_SYS_PTRACE, the right to look into other users' processes."""
@@ -66,12 +68,13 @@ class World:
             self.nvml,
             self.tools,
             self.probes,
+            self.perf_events,
         ):
             source.begin_round(number)
 
     def close(self) -> None:
         """Give back descriptors, library handles and threads."""
-        for source in (self.probes, self.netlink, self.nvml, self.procfs, self.http):
+        for source in (self.probes, self.perf_events, self.netlink, self.nvml, self.procfs, self.http):
             source.close()
         if self.tape is not None:
             self.tape.close()  # ends a recording: only now its file appears

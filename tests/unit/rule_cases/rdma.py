@@ -72,6 +72,17 @@ def _waits(pct: float) -> Scene:
     return steady(gpu(), waiting, uses(waiting), seconds=25)
 
 
+def _counted(pct: float, per_s: float = 30e6) -> nodes.Process:
+    """A process with what perf_counters tells of it."""
+    one = process()
+    told = {"llc_miss_pct": pct, "llc_misses_per_s": per_s, "instructions_per_cycle": 0.7, "perf_running_pct": 100.0}
+    return nodes.Process(pid=77, start=1, attributes=one.attributes, metrics={**one.metrics, **told})
+
+
+def _uncounted(count: int, without: str = "") -> list[nodes.Process]:
+    return [process(without, pid=100 + number) for number in range(count)]
+
+
 CASES = {
     "rdma_fatal": Case(fires=_downs(1), about=PORT, severity="critical", clear=_downs(0), unknown=steady(port(_ALL))),
     "rdma_degraded": Case(
@@ -116,9 +127,14 @@ CASES = {
         also={"some": ("warn", steady(*_numa(12, 8), seconds=15))},
     ),
     "cache_misses": Case(
-        fires=steady(nodes.Process(pid=77, start=1, metrics={"llc_miss_pct": 44.0}), seconds=15),
+        fires=steady(_counted(44.0), seconds=15),
         about="Process(pid=77,start=1)",
-        clear=steady(nodes.Process(pid=77, start=1, metrics={"llc_miss_pct": 4.0}), seconds=15),
+        clear=steady(_counted(4.0), seconds=15),
         unknown=steady(process(), seconds=15),
+        also={
+            "hardly any misses": ("clear", steady(_counted(44.0, 20_000.0), seconds=15)),
+            "others are not counted": ("clear", steady(_counted(4.0), *_uncounted(20), seconds=15)),
+            "many could not be counted": ("unknown", steady(_counted(4.0), *_uncounted(3, "llc_miss_pct"), seconds=15)),
+        },
     ),
 }

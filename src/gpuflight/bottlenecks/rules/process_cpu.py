@@ -160,21 +160,39 @@ class RemoteNuma(ElementRule):
 
 
 class CacheMisses(ElementRule):
-    """Much of what a program reads misses the last-level cache."""
+    """Much of what a program reads misses the last-level cache.
+
+    Judged of the processes that the collector perf_counters counts; it is off until
+    ``collectors.perf_counters.watch`` is set.
+    """
 
     catalogue_id = "S19"
     subject = nodes.Process
     severity = "info"
-    needs = (Need(kind=nodes.Process, metrics=("llc_miss_pct",), given_by="a collector with perf counters"),)
+    needs = (
+        Need(
+            kind=nodes.Process, metrics=("llc_miss_pct", "llc_misses_per_s"), given_by="perf_counters, if switched on"
+        ),
+    )
     screens = (Screen("llc_miss_pct", ">", "misses"),)
-    thresholds = {"misses": Threshold(value=20, clear_at=15, unit="%", source="skill of witty-profiler")}
+    measured_of_some = True
+    thresholds = {
+        "misses": Threshold(value=20, clear_at=15, unit="%", source="skill of witty-profiler"),
+        "least": Threshold(
+            value=1, clear_at=0.5, unit="million misses/s", source="at some 100 ns each a tenth of a core", guess=True
+        ),
+    }
     guard = "the machine has hardware counters (virtual ones often do not), and gpuflight the right to read them"
     persist_s = 10.0
     advice = "smaller working sets, huge pages, fewer neighbours on the same socket"
     verify = "perf stat -e LLC-loads,LLC-load-misses -p <pid> sleep 5"
 
     def judge(self, look: Look) -> Verdict:
-        misses = look.metric("llc_miss_pct")
-        if misses <= look.limit("misses"):
+        misses, millions = look.metric("llc_miss_pct"), look.metric("llc_misses_per_s") / 1e6
+        if misses <= look.limit("misses") or millions <= look.limit("least"):
             return CLEAR
-        return look.fired(f"{misses:.0f} % of the reads of {look.label} miss the cache", [look.saw("llc_miss_pct")])
+        return look.fired(
+            f"{misses:.0f} % of what {look.label} reads past its own caches misses the last level too,"
+            f" {millions:.1f} million times per second",
+            [look.saw("llc_miss_pct"), look.saw("llc_misses_per_s")],
+        )
