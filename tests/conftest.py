@@ -18,9 +18,10 @@ settings.register_profile("steady", deadline=None, derandomize=True, max_example
 settings.register_profile("deep", deadline=None, max_examples=3000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 
-# What runs in the background of a script inherits an ignored Ctrl-C, and so would all that tests start.
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# What runs in the background of a script ignores Ctrl-C and hang-ups, and so would all that tests start.
+for number, usual in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 pytest_plugins = ["tests.services.kafka", "tests.services.mongodb"]
 
