@@ -270,8 +270,11 @@ def test_cpu_info_knows_the_architecture() -> None:
     fs = FakeFs()
     procfs = ProcFs(fs, ManualClock())
     assert procfs.cpu_info() == {}
+    procfs.begin_round(1)
     fs.files["/proc/cpuinfo"] = b"processor\t: 0\nCPU implementer\t: 0x41\nCPU architecture: 8\n\nprocessor\t: 1\n"
     assert procfs.cpu_info()["architecture"] == "aarch64"
+    assert procfs.cpu_info() is procfs.cpu_info(), "read once a round"
+    procfs.begin_round(2)
     fs.files["/proc/cpuinfo"] = b"processor\t: 0\nvendor_id\t: GenuineIntel\nmodel name\t: Xeon\nflags\t\t: fpu lm\n\n"
     assert procfs.cpu_info()["architecture"] == "x86_64"
     assert procfs.cpu_info()["model name"] == "Xeon"

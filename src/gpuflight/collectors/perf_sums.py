@@ -43,7 +43,10 @@ def growth(before: Mapping[int, tuple[int, ...]], now: Rows, names: Sequence[str
     found = Growth({})
     nothing = (0,) * (2 + len(names))
     for tid, row in now.items():
-        grown = [value - last for value, last in zip(row, before.get(tid, nothing), strict=True)]
+        last = before.get(tid, nothing)
+        if last == row:  # it slept, as most threads do
+            continue
+        grown = [value - then for value, then in zip(row, last, strict=True)]
         if min(grown) < 0:
             found.back_count += 1
             continue

@@ -15,7 +15,7 @@ _AT_PAGESZ, _AT_CLKTCK = 6, 17
 class Machine:
     """Facts of one machine through its files, so that a recording has them too; each is read once and kept.
 
-    The host's name may change, so that it is kept for a round only.
+    The host's name and the CPUs may change, so that these are kept for a round only.
     """
 
     def __init__(self, fs: FileSystem, root: str = "/proc") -> None:
@@ -24,6 +24,7 @@ class Machine:
         self._auxv: dict[int, int] | None = None
         self._boot_time_s: float | None = None
         self._hostname: str | None = None
+        self._cpu_info: dict[str, str] | None = None
         self._identity: tuple[str, str] | None = None
 
     def text(self, name: str) -> str:
@@ -92,6 +93,11 @@ class Machine:
 
     def cpu_info(self) -> dict[str, str]:
         """The fields of the first CPU in /proc/cpuinfo, and ``architecture`` as ``uname -m`` has it if known."""
+        if self._cpu_info is None:
+            self._cpu_info = self._read_cpu_info()
+        return self._cpu_info
+
+    def _read_cpu_info(self) -> dict[str, str]:
         fields: dict[str, str] = {}
         try:
             # One record only: of hundreds of CPUs the whole file takes long.

@@ -115,6 +115,7 @@ class ProcFs(Machine):
         self._status = {}
         self._environ = {}
         self._hostname = None
+        self._cpu_info = None
         self._own_namespaces = {}
         if number % FACTS_ROUNDS == 0:
             self._mounts.forget()
