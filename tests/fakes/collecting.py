@@ -24,6 +24,7 @@ COLLECTORS = plugins(Collector)
 OPTIONS: dict[str, dict[str, Any]] = {
     "kernel_ipc": {"system_calls": True},
     "perf_counters": {"watch": True},
+    "nccl_ras": {"ask": True, "oldest_version": "0"},
     "static": {"pids": [TRAINER, 99_999]},
     "fleet": {"uri": DATABASE_URI},
     "remote": {"peers": [{"url": PEER_URL, "name": "web-1"}]},

@@ -29,6 +29,7 @@ from gpuflight.sources.fs import Stat, StatVfs
 from gpuflight.sources.http import Http
 from gpuflight.sources.ipc import Ipc
 from gpuflight.sources.mongodb import Mongo
+from gpuflight.sources.nccl_ras import NcclRas
 from gpuflight.sources.netlink import Netlink
 from gpuflight.sources.nvml import Nvml
 from gpuflight.sources.perf_events import PerfEvents
@@ -107,6 +108,7 @@ class FakeMachine:
             http=Http(self.tape),
             mongo=Mongo(self.tape),
             session_logs=SessionLogs(self.tape),
+            nccl_ras=NcclRas(self.tape),
             probes=Probes(self.tape),
             perf_events=PerfEvents(self.tape),
         )
@@ -250,13 +252,14 @@ def _base() -> MemoryFs:
     add_process(
         files, TRAINER, "python3", argv=["python3", "train.py", "--api-key=HUSH-option", "--lr", "0.1"],
         fds={0: "/dev/null", 3: "/dev/nvidia0", 4: "/dev/nvidia-uvm", 5: "socket:[601]", 6: "w:pipe:[7000]",
-             7: "/dev/shm/ring", 8: "/memfd:arena (deleted)", 9: "socket:[651]"},
+             7: "/dev/shm/ring", 8: "/memfd:arena (deleted)", 9: "socket:[651]", 10: "socket:[603]"},
         shared=_RING + _ARENA + CUDA_MAPS, cwd="/mnt/data/job", ticks=90_000, **pod,
     )  # fmt: skip
     pod["nspids"] = f"{RANK}\t2"
     add_process(
         files, RANK, "python3", ppid=TRAINER, argv=["python3", "worker.py", "postgres://u:HUSH-url@db/x"],
-        fds={3: "/dev/nvidia1", 5: "socket:[602]", 6: "r:pipe:[7000]", 7: "/memfd:arena (deleted)", 9: "socket:[652]"},
+        fds={3: "/dev/nvidia1", 5: "socket:[602]", 6: "r:pipe:[7000]", 7: "/memfd:arena (deleted)", 9: "socket:[652]",
+             10: "socket:[604]"},
         shared=_RING + _ARENA + CUDA_MAPS, **pod,
     )  # fmt: skip
     for pid in (TRAINER, RANK):  # a pod has a host name of its own

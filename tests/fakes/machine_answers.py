@@ -13,6 +13,7 @@ from tests.fakes.cuda_answers import cuda_answers
 from tests.fakes.kernel_answers import FIRST_ROUND_S, kernel_answers
 from tests.fakes.nvml import NoCompiler, fake_nvml
 from tests.fakes.perf_answers import perf_answers
+from tests.fakes.ras_server import FakeJob, FakeRank
 from tests.fakes.sockets import address_message, inet_message, tcp_info, unix_message
 from tests.fakes.user_probe_answers import user_probe_answers
 
@@ -34,6 +35,7 @@ from gpuflight.graph.codec import encode_graph, time_text
 from gpuflight.round_documents import Head
 from gpuflight.sources.clock import ManualClock
 from gpuflight.sources.http import Answer
+from gpuflight.sources.nccl_ras import Told
 from gpuflight.sources.nvml import Nvml, NvmlSnapshot
 from gpuflight.sources.recording import Tape
 
@@ -85,6 +87,7 @@ def answers(clock: ManualClock) -> dict[tuple[str, str], bytes | Callable[[], by
         ("tools", "run /usr/local/bin/npu-smi info"): _NPU.encode(),
         ("ipc", "sem_pids 11"): msgspec.msgpack.encode([SERVER, WORKER]),
         **_netlink(),
+        ("nccl_ras", f"127.0.0.1:28028 in netns {POD_NETNS}"): lambda: _ras(clock),
         **_peer(clock),
         **_database(clock),
         **kernel_answers(
@@ -144,6 +147,12 @@ def _database(clock: ManualClock) -> dict[tuple[str, str], bytes | Callable[[], 
     return {("mongodb", where): heads, ("mongodb", f"{where} db-host"): encode_graph(graph)}
 
 
+def _ras(clock: ManualClock) -> bytes:
+    """The RAS of the two ranks in the pod, asked a moment ago."""
+    job = FakeJob([FakeRank(1, "10.1.0.2", 42), FakeRank(2, "10.1.0.2", 41)])
+    return msgspec.msgpack.encode(Told(clock.monotonic_s() - 0.5, job.json(), structured=True))
+
+
 def _sessions(clock: ManualClock) -> bytes:
     """A session of the trainer in its pod, which knows itself as pid 1 of job-0, and one of the server, that ended."""
     began_ns = 1_700_000_100 * 10**9
@@ -188,6 +197,7 @@ def _netlink() -> dict[tuple[str, str], bytes]:
     ]
     ranks = (("10.1.0.2", 29500), ("10.1.0.2", 41000))
     pod = [inet_message(*ranks, inode=601, info=tcp), inet_message(*reversed(ranks), inode=602, info=tcp)]
+    pod += [inet_message(("127.0.0.1", 28028), state="LISTEN", inode=inode) for inode in (603, 604)]  # NCCL's RAS
     udp = [
         inet_message(("10.0.0.5", 9000), ("10.0.0.5", 9001), inode=621),
         inet_message(("10.0.0.5", 9001), ("10.0.0.5", 9000), inode=622),

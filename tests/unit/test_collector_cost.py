@@ -21,7 +21,7 @@ ONCE_PER_PROCESS = {
     "status": 2,  # at first sight: the owner, then all its fields
     "task": 2,  # the threads, and once more those whose switches are counted
     "fd/N": 2,  # stat: which file it is, then its size
-    "maps": 2,  # at first sight: who shares memory, who has CUDA; too large to be kept for the other
+    "maps": 3,  # at first sight: who shares memory, who has CUDA, where RAS listens who has NCCL; too large to be kept
 }
 
 

@@ -30,7 +30,10 @@ class Process(Entity, tag="Process", gc=False, kw_only=True):
 
     attributes: name (comm), cmdline (redacted), exe, state, ppid, uid, user, cgroup, nspids, netns, cpus_allowed,
     top_cpu (rank), common_parent_of (count), seeded (asked for by pid); of ranks of a job (docs/jobs.md) also rank,
-    world_size, local_rank, job, job_launcher, nccl_ras (what NCCL's RAS says; no collector of ours asks it).
+    world_size, local_rank, job, job_launcher, nccl_ras (what NCCL's RAS says of it: healthy, answers where others have
+    troubles, or its own, such as "does not answer" or "is behind (AllReduce 41 of 42)"), nccl_ras_version,
+    nccl_ras_communicators (its ranks in them, and what it launched), nccl_ras_troubles (of its whole job); metric
+    nccl_ras_age_s.
     metrics: cpu_pct (of one core, over the round), rss_bytes, threads_count,
     fds_count (of many, 256 and more, also fds_limit_count), major_faults_per_s, minor_faults_per_s;
     of those that use CPU or a GPU also context_switches_voluntary_per_s, context_switches_involuntary_per_s,

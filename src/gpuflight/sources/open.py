@@ -13,6 +13,7 @@ from gpuflight.sources.fs import FileSystem, HostFs
 from gpuflight.sources.http import Http
 from gpuflight.sources.ipc import Ipc
 from gpuflight.sources.mongodb import Mongo
+from gpuflight.sources.nccl_ras import NcclRas
 from gpuflight.sources.netlink import Netlink
 from gpuflight.sources.nvml import Nvml
 from gpuflight.sources.perf_events import PerfEvents
@@ -78,6 +79,7 @@ def open_world(
         http=Http(beside),
         mongo=Mongo(beside),
         session_logs=SessionLogs(tape, root),
+        nccl_ras=NcclRas(beside),
         probes=opened,
         perf_events=PerfEvents(beside),
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from gpuflight.sources.bpf.probes import Probes
 from gpuflight.sources.http import Http
 from gpuflight.sources.mongodb import Mongo
+from gpuflight.sources.nccl_ras import NcclRas
 from gpuflight.sources.perf_events import PerfEvents
 from gpuflight.sources.session_logs import SessionLogs
 
@@ -44,6 +45,7 @@ class World:
     http: Http = field(default_factory=Http)
     mongo: Mongo = field(default_factory=Mongo)
     session_logs: SessionLogs = field(default_factory=SessionLogs)
+    nccl_ras: NcclRas = field(default_factory=NcclRas)
     probes: Probes = field(default_factory=Probes)
     perf_events: PerfEvents = field(default_factory=PerfEvents)
 
@@ -74,7 +76,7 @@ class World:
 
     def close(self) -> None:
         """Give back descriptors, library handles and threads."""
-        for source in (self.probes, self.perf_events, self.netlink, self.nvml, self.procfs, self.http):
+        for source in (self.probes, self.perf_events, self.netlink, self.nvml, self.procfs, self.http, self.nccl_ras):
             source.close()
         if self.tape is not None:
             self.tape.close()  # ends a recording: only now its file appears

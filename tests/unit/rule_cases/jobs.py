@@ -165,6 +165,12 @@ def _ras(n: int, rank: int, values: dict[str, Any]) -> None:
     _hung(n, rank, values, attributes={"nccl_ras": "healthy"})
 
 
+def _ras_names(n: int, rank: int, values: dict[str, Any]) -> None:
+    """RAS does not reach rank 3, which waits like all others."""
+    said = "does not answer" if rank == 3 else "answers"
+    _hung(n, rank, values, idle=(), attributes={"nccl_ras": said, "nccl_ras_troubles": ["rank 3 does not answer"]})
+
+
 def _blind(n: int, rank: int, values: dict[str, Any]) -> None:
     _hung(n, rank, values, io_read_bytes_per_s=None, io_write_bytes_per_s=None)
 
@@ -211,6 +217,7 @@ CASES = {
         unknown=Fleet(seen=[0, 1, 2], change=_hung).scene(**_LONG),
         also={
             "RAS says healthy": ("critical", Fleet(change=_ras).scene(**_LONG)),
+            "RAS names a rank": ("critical", Fleet(change=_ras_names).scene(**_LONG)),
             "all wait": ("critical", Fleet(change=lambda n, r, v: _hung(n, r, v, idle=())).scene(**_LONG)),
             "long checkpoint": ("clear", Fleet(change=_checkpoint).scene(**_LONG)),
             "it may be a checkpoint": ("unknown", Fleet(change=_blind).scene(**_LONG)),

@@ -21,6 +21,8 @@ _WORK = {
 }  # fmt: skip
 """What a rank does that is at work, though it calls no collective, and from how much on: writing or reading a
 checkpoint, moving data to or from the GPU, launching kernels."""
+_RAS_FINDS_NOTHING = ("healthy", "answers")
+_MOST_QUOTED = 3
 _IO = ("io_read_bytes_per_s", "io_write_bytes_per_s")
 
 
@@ -41,8 +43,9 @@ class CollectiveHang(GroupRule):
     Two independent signs are needed, since each alone has another cause too. The first: on every rank the count of
     collectives stands still, though it rose before. The second: some ranks' GPUs are busy, or their threads wait for
     CUDA, while no rank does anything else: no I/O, no copies, no launches. So a long checkpoint is no hang, and neither
-    is a job that is over. What NCCL's RAS says is quoted and not believed: it only asks whether ranks answer. All ranks
-    have to be seen; else one that is not seen may well be at work.
+    is a job that is over. NCCL's RAS compares how many collectives the ranks launched: whom it names is named, but
+    nothing that it finds healthy is believed, as ranks that all wait in the same collective seem healthy to it. All
+    ranks have to be seen; else one that is not seen may well be at work.
     """
 
     catalogue_id = "C05"
@@ -51,8 +54,8 @@ class CollectiveHang(GroupRule):
         Need(
             kind=nodes.Process,
             metrics=("nccl_calls_count", "cuda_wait_pct", *_IO),
-            attributes=("rank", "job", "world_size", "nccl_ras"),
-            given_by="ranks, cuda_probes, process_tree",
+            attributes=("rank", "job", "world_size", "nccl_ras", "nccl_ras_troubles"),
+            given_by="ranks, nccl_ras, cuda_probes, process_tree",
         ),
         Need(kind=nodes.Session, metrics=("communication_kernels_count", "launches_per_s"), given_by="sessions"),
         Need(kind=nodes.GPU, metrics=("sm_util_pct",), given_by="nvml"),
@@ -112,10 +115,13 @@ class CollectiveHang(GroupRule):
 
     def _fired(self, job: Job, standing: list[Standing], waiting: dict[int, str]) -> Verdict:
         absent = [each.rank for each in standing if each.rank.number not in waiting]
+        accused = {rank.number: said for rank in job if (said := _ras_says(rank)) not in ("", *_RAS_FINDS_NOTHING)}
         comparable = not any(each.late for each in standing) and len({each.metric for each in standing}) == 1
         if not absent and comparable:
             most = max(each.count for each in standing)
             absent = [each.rank for each in standing if each.count < most]
+        if not absent:
+            absent = _fewer_than(len(job), [job.ranks[number] for number in accused])
         inside = [each.rank for each in standing if each.rank not in absent]
         still_s = min(each.since_s for each in standing)
         message = (
@@ -126,10 +132,9 @@ class CollectiveHang(GroupRule):
             message += f", {rank_names(absent)} {'is' if len(absent) == 1 else 'are'} not there"
         else:
             message += ": all of them are there, so it is their way to each other that fails"
-        said = {str(rank.element.attributes["nccl_ras"]) for rank in job if "nccl_ras" in rank.element.attributes}
-        if said:
-            message += f"; NCCL's RAS says {', '.join(sorted(said))}, which only means that ranks answer"
-        named = absent or inside
+        message += _quote(job, accused)
+        named = [*(absent or inside), *(job.ranks[number] for number in accused)]
+        named = list({rank.number: rank for rank in named}.values())
         return Verdict(
             state="fired",
             subject=job.id,
@@ -138,13 +143,40 @@ class CollectiveHang(GroupRule):
             evidence=[
                 evidence(each.element.id, each.metric, each.count, window_s=each.since_s) for each in standing[:16]
             ]
-            + [evidence(job.ranks[number].element.id, "waits", why) for number, why in list(waiting.items())[:16]],
+            + [evidence(job.ranks[number].element.id, "waits", why) for number, why in list(waiting.items())[:16]]
+            + [evidence(job.ranks[number].element.id, "nccl_ras", said) for number, said in list(accused.items())[:16]],
             message=message,
             cost=f"all {len(job)} GPUs",
             cost_gpu_s=float(len(job)),
             advice=self.advice,
             verify=self.verify,
         )
+
+
+def _ras_says(rank: Rank) -> str:
+    return str(rank.element.attributes.get("nccl_ras", ""))
+
+
+def _fewer_than(whole: int, ranks: list[Rank]) -> list[Rank]:
+    """Those ranks, unless they are all: then none of them is the one that the others wait for."""
+    return ranks if len(ranks) < whole else []
+
+
+def _quote(job: Job, accused: dict[int, str]) -> str:
+    """What NCCL's RAS says, for the message: of whom it says the same, together."""
+    if accused:
+        by_what: dict[str, list[Rank]] = {}
+        for number, said in accused.items():
+            by_what.setdefault(said, []).append(job.ranks[number])
+        parts = [f"{rank_names(ranks)}: {said}" for said, ranks in list(by_what.items())[:_MOST_QUOTED]]
+        more = len(by_what) - len(parts)
+        return f"; NCCL's RAS says of {'; of '.join(parts)}{f'; and of {more} more' if more else ''}"
+    for rank in job:  # what it names is not in the picture, or not listed
+        troubles = rank.element.attributes.get("nccl_ras_troubles")
+        if isinstance(troubles, list | tuple) and troubles:
+            return f"; NCCL's RAS says: {'; '.join(map(str, troubles[:_MOST_QUOTED]))}"
+    found = {said for rank in job if (said := _ras_says(rank))}
+    return f"; NCCL's RAS says {', '.join(sorted(found))}, which only means that ranks answer" if found else ""
 
 
 def _standing(window: Window, rank: Rank) -> Standing:

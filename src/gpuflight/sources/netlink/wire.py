@@ -172,13 +172,8 @@ def _open_in(namespace: int, paths: list[str], connect: Connect, protocols: tupl
     for path in paths:
         opened: dict[int, NetlinkSocket] = {}
         try:
-            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
-            try:
-                if os.fstat(descriptor).st_ino != namespace:
-                    continue
-                _setns(descriptor, CLONE_NEWNET)
-            finally:
-                os.close(descriptor)
+            if not enter(namespace, path):
+                continue
             for protocol in protocols:
                 opened[protocol] = connect(protocol)
         except OSError as error:
@@ -206,6 +201,19 @@ def _reopen_in(namespace: int, path: str, connect: Connect) -> Connect:
         return made[0]
 
     return reopen
+
+
+def enter(namespace: int, path: str) -> bool:
+    """Move the calling thread, which is to end soon, into a network namespace through its ``…/ns/net`` file; False if
+    that leads to another namespace by now. Raises OSError: EPERM without CAP_SYS_ADMIN."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    try:
+        if os.fstat(descriptor).st_ino != namespace:
+            return False
+        _setns(descriptor, CLONE_NEWNET)
+        return True
+    finally:
+        os.close(descriptor)
 
 
 def _setns(descriptor: int, kind: int) -> None:
