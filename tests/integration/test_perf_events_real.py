@@ -5,7 +5,11 @@ Software events go the same way as those of the CPU (other ``type`` and ``config
 
 from __future__ import annotations
 
+import errno
+import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +17,7 @@ from typing import Any
 
 import pytest
 from tests.integration.kernel_rig import Puppet
+from tests.integration.test_bpf_rights import as_nobody
 
 from gpuflight.bottlenecks.diagnosis import Diagnosis, diagnose
 from gpuflight.bottlenecks.engine import Engine
@@ -182,6 +187,44 @@ def test_an_event_that_this_kernel_does_not_know(child: Puppet) -> None:
     found = source.count([unknown, FAULTS], [target], descriptors_at_most=9, threads_at_most=9)
     assert found.set == "software"
     source.close()
+
+
+_AS_ANOTHER = """
+import json, os, sys
+from gpuflight.sources.perf_events import SOFTWARE, Event, EventSet, PerfEvents, Target
+source = PerfEvents()
+faults = EventSet("faults", (Event("faults", SOFTWARE, 2), Event("minor", SOFTWARE, 5)))
+targets = [Target(name, (pid,)) for name, pid in (("other", int(sys.argv[1])), ("self", os.getpid()))]
+found = source.count([faults], targets, descriptors_at_most=100, threads_at_most=9)
+print(json.dumps([sorted(found.processes), found.refused, found.user_only, found.short]))
+"""
+
+
+def as_another(pid: int, *prefix: str) -> tuple[list[str], dict[str, int], bool, int]:
+    """(counted, refused, without the kernel, short) of the child and of itself, by a process started by ``prefix``."""
+    command = [*prefix, sys.executable, "-c", _AS_ANOTHER, str(pid)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd="/")
+    if any(words in done.stderr for words in ("ModuleNotFoundError", "can't open file", "setpriv", "shared libraries")):
+        pytest.skip("another user cannot use this Python or this repository")
+    assert done.returncode == 0, done.stderr
+    counted, refused, user_only, short = json.loads(done.stdout)
+    return counted, refused, user_only, short
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="giving up rights needs them")
+def test_without_rights_only_what_is_ones_own(child: Puppet) -> None:
+    paranoid = int(Path("/proc/sys/kernel/perf_event_paranoid").read_text())
+    counted, refused, user_only, _ = as_another(child.pid, *as_nobody())
+    assert refused.keys() >= {"other"} and refused["other"] in (errno.EACCES, errno.EPERM)
+    if paranoid <= 2:
+        assert (counted, user_only) == (["self"], paranoid == 2)
+    assert as_another(child.pid, *as_nobody("perfmon")) == (["other", "self"], {}, False, 0)
+
+
+def test_few_descriptors(child: Puppet) -> None:
+    counted, refused, _, short = as_another(child.pid, "sh", "-c", 'ulimit -n 7; exec "$0" "$@"')
+    if not refused:
+        assert (counted, short) == (["other"], errno.EMFILE), "half of seven: one group of two"
 
 
 # --- through the collector --------------------------------------------------------------------------------------------
