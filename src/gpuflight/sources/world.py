@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from gpuflight.sources.bpf.probes import Probes
 from gpuflight.sources.http import Http
 from gpuflight.sources.mongodb import Mongo
-from gpuflight.sources.perf_events import PerfEvents
 from gpuflight.sources.nccl_ras import NcclRas
 from gpuflight.sources.perf_events import PerfEvents
 from gpuflight.sources.session_logs import SessionLogs
