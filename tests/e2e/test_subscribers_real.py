@@ -104,7 +104,7 @@ def tiny_disk(tmp_path: Path) -> Iterator[Path]:
     if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder]).returncode:
         pytest.skip("no right to mount a file system")
     yield folder
-    subprocess.run(["umount", folder], check=True)
+    subprocess.run(["umount", "--lazy", folder], check=True)
 
 
 def test_a_full_disk_is_counted_and_passes(tiny_disk: Path) -> None:

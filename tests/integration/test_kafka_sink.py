@@ -221,9 +221,9 @@ def test_a_topic_that_takes_less_than_before_while_rounds_are_under_way(
         "--entity-name", topic, "--add-config", "max.message.bytes=30000",
     )  # fmt: skip
     packed = [sink.pack(completed, None) for completed in (*small[1:20], large[20], *small[21:])]
-    assert sink.begin(packed) == 40
-    arrived = 0
+    begun = arrived = 0
     while arrived < 40:
+        begun += sink.begin(packed[begun:]) if begun < 40 else 0
         arrived += sink.settle(5.0)
     found, assembler = assembled(broker.messages(topic))
     assert [one.number for one in found] == list(range(1, 42))

@@ -30,7 +30,7 @@ else:
     _crc32 = isal_zlib.crc32
 
 _GZIP = 31
-_BLOCK = 1 << 20
+_BLOCK = 1 << 18
 
 
 def sync_directory(path: str) -> None:
@@ -83,13 +83,16 @@ class Retired(msgspec.Struct):
     number: int
     opened_mono_ms: int
     closed_mono_ms: int
+    size_bytes: int
+    crc32: int
 
 
 class ActiveWindow:
-    """The file that a channel writes. ``size_bytes`` counts what was written, flushed or not."""
+    """The file that a channel writes. ``size_bytes`` counts what was written, flushed or not; ``crc32`` is of it."""
 
     def __init__(self, folder: str, channel: str, mono_ms: Callable[[], int]) -> None:
         self.size_bytes = 0
+        self.crc32 = 0
         self.first_write_ms = -1
         self._folder = folder
         self._channel = channel
@@ -103,6 +106,7 @@ class ActiveWindow:
             self.first_write_ms = self._mono_ms()
         self._file.write(line)
         self.size_bytes += len(line)
+        self.crc32 = _crc32(line, self.crc32)
 
     def flush(self, *, sync: bool) -> None:
         self._file.flush()
@@ -130,14 +134,17 @@ class ActiveWindow:
         self._number += 1
         path = f"{self._folder}/.tmp/{self._channel}.{self._number}.log"
         move_without_replacing(self._path, path)
-        retired = Retired(path, self._channel, self._number, self.first_write_ms, self._mono_ms())
-        self.size_bytes, self.first_write_ms = 0, -1
+        opened_ms, size, checksum = self.first_write_ms, self.size_bytes, self.crc32
+        retired = Retired(path, self._channel, self._number, opened_ms, self._mono_ms(), size, checksum)
+        self.size_bytes, self.crc32, self.first_write_ms = 0, 0, -1
         return retired
 
 
 def export(folder: str, session_id: str, retired: Retired, *, compress: bool, wall_ms: int) -> None:
     """Compresses a retired window, writes its identity, moves it into the session folder."""
-    path, size, checksum = _compressed(retired.path) if compress else _identified(retired.path)
+    path, size, checksum = retired.path, retired.size_bytes, retired.crc32
+    if compress:
+        path, size, checksum = _compressed(path)
     name = os.path.basename(path)
     sidecar = Sidecar(
         window_id=str(uuid.uuid4()),
@@ -159,29 +166,20 @@ def export(folder: str, session_id: str, retired: Retired, *, compress: bool, wa
     sync_directory(folder)
 
 
-def _identified(path: str) -> tuple[str, int, int]:
-    """(path, bytes, CRC-32) of a file."""
-    size, checksum = 0, 0
-    with open(path, "rb", buffering=0) as file:
-        while block := file.read(_BLOCK):
-            size += len(block)
-            checksum = _crc32(block, checksum)
-    return path, size, checksum
-
-
 def _compressed(raw: str) -> tuple[str, int, int]:
     """(path, bytes, CRC-32) of the compressed file beside the raw one, which is gone then."""
     part = f"{raw}.gz.part"
     size, checksum = 0, 0
     deflater = _deflate.compressobj(_LEVEL, _deflate.DEFLATED, _GZIP)
+    room = memoryview(bytearray(_BLOCK))
     with open(raw, "rb", buffering=0) as source, open(part, "wb", buffering=0) as target:
         while True:
-            block = source.read(_BLOCK)
-            packed = deflater.compress(block) if block else deflater.flush()
+            count = source.readinto(room)
+            packed = deflater.compress(room[:count]) if count else deflater.flush()
             size += len(packed)
             checksum = _crc32(packed, checksum)
             _write_all(target, packed)
-            if not block:
+            if not count:
                 break
         os.fsync(target.fileno())
     os.rename(part, f"{raw}.gz")

@@ -390,7 +390,7 @@ class SessionWriter:
     def _compresses(self, retired: Retired) -> bool:
         if not callable(self._compress):
             return self._compress
-        return self._compress(os.path.getsize(retired.path), self._filling)
+        return self._compress(retired.size_bytes, self._filling)
 
     def _export_all(self) -> None:
         try:  # compressing gives way to the program

@@ -28,8 +28,10 @@ class CpuBudget:
         self._share = share
         self._now_s = now_s
         self._since_s: float | None = None
-        self._clocks: dict[int, tuple[int, int]] = {}
-        self._spent_ns = 0
+        self._clocks: dict[int, int] = {}
+        self._begun_ns: dict[int, int] = {}
+        self._seen_ns: dict[int, int] = {}
+        self._left_ns = 0
         self._ns_per_byte = _NS_PER_BYTE
         self._under_way: tuple[int, int] | None = None
         self._lock = threading.Lock()
@@ -39,29 +41,29 @@ class CpuBudget:
         thread = threading.get_native_id()
         with self._lock:
             if thread not in self._clocks:
-                clock = time.pthread_getcpuclockid(threading.get_ident())
-                self._clocks[thread] = clock, time.clock_gettime_ns(clock)
+                self._clocks[thread] = time.pthread_getcpuclockid(threading.get_ident())
+                self._begun_ns[thread] = self._seen_ns[thread] = time.thread_time_ns()
             if self._since_s is None:
                 self._since_s = self._now_s()
 
     def left(self) -> None:
         """The calling thread is about to end; what it cost stays counted."""
         with self._lock:
-            watched = self._clocks.pop(threading.get_native_id(), None)
-            if watched is not None:
-                self._spent_ns += time.clock_gettime_ns(watched[0]) - watched[1]
+            thread = threading.get_native_id()
+            if self._clocks.pop(thread, None) is not None:
+                del self._seen_ns[thread]
+                self._left_ns += time.thread_time_ns() - self._begun_ns.pop(thread)
 
     @property
     def spent_ns(self) -> int:
         """CPU until now."""
         with self._lock:
-            spent = self._spent_ns
-            for clock, begun_ns in self._clocks.values():
+            for thread, clock in self._clocks.items():
                 try:
-                    spent += time.clock_gettime_ns(clock) - begun_ns
-                except OSError:  # it ended without a word
+                    self._seen_ns[thread] = time.clock_gettime_ns(clock)
+                except OSError:  # it ended without a word: what was seen last
                     continue
-            return spent
+            return self._left_ns + sum(seen - self._begun_ns[thread] for thread, seen in self._seen_ns.items())
 
     def allows(self, size_bytes: int, needed: bool) -> bool:
         """Whether a window of that size may be compressed now, by the calling thread. ``needed``: it must be."""
