@@ -149,8 +149,8 @@ class NcclRas(Collector):
         procfs, sockets = world.procfs, world.procfs.fds().sockets
         ports = {program.port for stat in holders.values() if (program := self._program(procfs, stat)) is not None}
         found: dict[Place, list[ProcStat]] = {}
-        for socket in table.sockets:
-            if socket.local_port not in ports or socket.state != "LISTEN":
+        for socket in [socket for socket in table.sockets if socket.local_port in ports]:  # of thousands
+            if socket.state != "LISTEN":
                 continue
             owners = [holders[ref.pid] for ref in sockets.get(socket.inode, ()) if ref.pid in holders]
             if not owners:
