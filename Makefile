@@ -5,9 +5,12 @@ SHELL := /bin/sh
 VENV ?= .venv
 BIN := $(VENV)/bin
 # The newest Python that gpuflight supports; PYTHON=… chooses another.
-PYTHON ?= $(shell for name in python3.13 python3.12 python3.11 python3; do \
-	command -v $$name >/dev/null 2>&1 && $$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' \
+ifndef PYTHON
+PYTHON := $(shell for name in python3.13 python3.12 python3.11 python3; do \
+	command -v $$name >/dev/null 2>&1 \
+	&& $$name -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' 2>/dev/null \
 	&& echo $$name && break; done)
+endif
 DURATION ?= 10
 CHAOS ?= 240
 SEED ?= 1
