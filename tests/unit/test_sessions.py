@@ -41,7 +41,6 @@ from gpuflight.graph.paths import path
 from gpuflight.sources.open import open_world
 from gpuflight.sources.session_logs import SessionLogs
 from gpuflight.vis.base import LayoutOptions
-from gpuflight.vis.layout.cards import write_card
 from gpuflight.vis.layout.item import Item, walk
 from gpuflight.vis.layout.tree import Forest
 
@@ -516,8 +515,7 @@ def test_how_it_is_drawn() -> None:
     trail = []
     here: Item | None = items[f"Kernel({TRAINER_ID},gemm)"]
     while here is not None and here.kind != "Process":
-        write_card(here)
-        trail.append((here.kind, here.lines))
+        trail.append((here.kind, list(here.lines)))
         here = here.parent
     assert trail == [
         ("Kernel", ["20 /s · 2 % · mean 918 µs"]),

@@ -251,6 +251,6 @@ def test_sockets_of_one_pair_fold_with_their_count_and_a_note_says_so() -> None:
         )
     )
 )
-def test_numbers_are_rounded_by_columns_exactly_as_one_by_one(numbers: list[tuple[float, int]]) -> None:
-    places, digits = [number for number, _ in numbers], [digit for _, digit in numbers]
-    assert rounded(places, digits) == [round(number, digit) for number, digit in numbers]
+def test_numbers_are_rounded_exactly_as_round_does(numbers: list[tuple[float, int]]) -> None:
+    for number, digits in numbers:
+        assert rounded(number, digits) == round(number, digits)

@@ -210,6 +210,14 @@ def test_depth_is_cut_and_said():
     assert any("nested deeper than 5" in note for note in picture.notes)
 
 
+def test_depth_is_cut_in_a_frame_that_no_entity_stands_for_too():
+    graph = Graph([process(1), process(2), nodes.Numa(index=0)], [edges.Own(pid(1), pid(2))])
+    for depth_max in (1, 2):  # at the frame of the host; at that of its hardware
+        picture = lay_out(graph, depth_max=depth_max)
+        assert max(len(path(picture, node)) for node in graph.nodes) == depth_max
+        assert any(f"nested deeper than {depth_max}" in note for note in picture.notes)
+
+
 def test_placement_lines_wait_until_they_are_asked_for():
     picture = lay_out(vis_scenes.h100())
     assert {link.route for link in picture.links if link.medium == "placement"} == {-1}

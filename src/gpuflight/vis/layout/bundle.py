@@ -6,14 +6,13 @@ import math
 from collections import defaultdict
 from typing import Any, Protocol
 
-from gpuflight.graph import Graph
-from gpuflight.graph.element import EMPTY
 from gpuflight.vis.layout.hardware import HARDWARE_KINDS
 from gpuflight.vis.layout.item import Item, common_ancestor
 from gpuflight.vis.layout.pack import is_chip
+from gpuflight.vis.layout.wires import SHORT, Sort, Wires
 from gpuflight.vis.model import Link
 from gpuflight.vis.text import finite, human
-from gpuflight.vis.visual import QUIET_KINDS, medium_of
+from gpuflight.vis.visual import QUIET_KINDS
 
 PORTS = frozenset(
     ("Socket", "UnixSocket", "Thread", "Pipe", "PciDevice", "RdmaPort", "RdmaQueuePair", "RdmaProtectionDomain",
@@ -26,7 +25,6 @@ _HOMES = frozenset(
 )
 _WORKLOAD = frozenset(("Process", "Container", "Pod", "Unit"))
 PIPE_PAIRS_MAX = 16
-_SHORT = {"UnixSocket": "unix", "SharedMemory": "shm", "Pipe": "pipe", "MessageQueue": "queue", "Semaphore": "sem"}
 
 
 CROWDED_KINDS = frozenset(("NumaAccess", "NumaDistance", "Proximity"))
@@ -34,11 +32,10 @@ CROWDED_KINDS = frozenset(("NumaAccess", "NumaDistance", "Proximity"))
 
 
 class Wired(Protocol):
-    """What lines are drawn from: items by id in their tree, the graph, and the deploy edges that nesting shows."""
+    """What lines are drawn from: the edges, and the numbers of those that nesting shows."""
 
-    graph: Graph
-    items: dict[str, Item]
-    used: set[tuple[str, str, str]]
+    wires: Wires
+    used: set[int]
 
 
 class Bundle:
@@ -64,11 +61,17 @@ class Bundle:
         self.medium = medium
         self.forward = self.backward = False
         self.links: list[int] = []
-        self.things: dict[str, set[str]] = {}  # kind → ids of the endpoints and segments that the line passes
+        self.things: dict[str, set[Item]] = {}  # kind → the endpoints and segments that the line passes
         self.inner = _between(first, second)  # box around both, its child around each
         self.points: list[tuple[float, float]] = []
         self.weight = 0.0
         self.amount: tuple[str, float] | None = None  # what flows, with its unit; set by weighing
+
+    def pass_by(self, *things: Item) -> None:
+        """The line passes these; its words count those that have a word."""
+        for thing in things:
+            if thing.kind in SHORT:
+                self.things.setdefault(thing.kind, set()).add(thing)
 
     def find_inner(self) -> None:
         """Set ``inner`` anew, after boxes have moved into others; depths must be set."""
@@ -83,74 +86,55 @@ class Bundles:
     """
 
     def __init__(self, forest: Wired, *, nested: bool = True, kinds: frozenset[str] | None = None) -> None:
-        self.forest = forest
-        self.links: list[Link] = []
+        self.links = forest.wires.links
         self.bundles: dict[tuple[str, str, str], Bundle] = {}
         self.inside = 0
-        self._anchors: dict[str, Item] = {}
-        pipes: dict[str, tuple[list[tuple[str, int]], list[tuple[str, int]]]] = defaultdict(lambda: ([], []))
-        items, used = forest.items, forest.used
-        told: dict[tuple[str, str, str], tuple[str, str, bool, bool]] = {}  # what the kinds of an edge and its ends say
-        add_link = self.links.append
-        for index, (key, edge) in enumerate(forest.graph.edges.items()):
-            source, target, kind = key
-            ends = kind, items[source].kind, items[target].kind
-            known = told.get(ends)
-            if known is None:
-                medium = medium_of(kind, edge.category, *ends[1:])
-                shown = _is_line(*ends, medium) if nested else kind not in CROWDED_KINDS
-                shown = shown and (kinds is None or kind in kinds)
-                told[ends] = known = medium, edge.category, edge.directed, shown
-            medium, category, directed, shown = known
-            add_link(
-                Link(
-                    source=source,
-                    target=target,
-                    kind=kind,
-                    category=category,
-                    medium=medium,
-                    directed=directed,
-                    attributes=edge.attributes or EMPTY,
-                    metrics=edge.metrics or EMPTY,
-                    unknown=edge.unknown or EMPTY,
-                )
-            )
-            if not shown or key in used:
+        self._anchors: dict[Item, Item] = {}
+        self._known: dict[tuple[Item, Item, str], tuple[Bundle, bool] | None] = {}
+        pipes: dict[Item, tuple[list[tuple[Item, int]], list[tuple[Item, int]]]] = defaultdict(lambda: ([], []))
+        used = forest.used
+        lines = {
+            sort: (_is_line(sort) if nested else sort.kind not in CROWDED_KINDS)
+            and (kinds is None or sort.kind in kinds)
+            for sort in set(forest.wires.sorts)
+        }
+        for number, (sort, source, target) in enumerate(forest.wires):
+            if not lines[sort] or number in used:
                 continue
-            if nested and kind == "SendTo" and "Pipe" in ends:
-                if ends[2] == "Pipe":
-                    pipes[target][0].append((source, index))
+            if nested and sort.kind == "SendTo" and "Pipe" in (sort.source_kind, sort.target_kind):
+                if sort.target_kind == "Pipe":
+                    pipes[target][0].append((source, number))
                 else:
-                    pipes[source][1].append((target, index))
+                    pipes[source][1].append((target, number))
                 continue
-            self._add(source, target, medium, index, directed)
+            bundle = self._add(source, target, sort.medium, number, sort.directed)
+            if bundle is not None and sort.passes:
+                bundle.pass_by(source, target)
         for pipe, (writers, readers) in pipes.items():
             self._add_pipe(pipe, writers, readers)
         for bundle in self.bundles.values():
             bundle.inner[0].child_links += 1
 
-    def _add_pipe(self, pipe: str, writers: list[tuple[str, int]], readers: list[tuple[str, int]]) -> None:
+    def _add_pipe(self, pipe: Item, writers: list[tuple[Item, int]], readers: list[tuple[Item, int]]) -> None:
         """A pipe is a line from each writer to each reader, unless these are very many or one side is not known."""
         if writers and readers and len(writers) * len(readers) <= PIPE_PAIRS_MAX:
-            for writer, first in writers:
-                for reader, second in readers:
-                    self._add(writer, reader, "ipc", first, True, passing=pipe)
-                    self._add(writer, reader, "ipc", second, True, passing=pipe)
-            return
-        for writer, index in writers:
-            self._add(writer, pipe, "ipc", index, True)
-        for reader, index in readers:
-            self._add(pipe, reader, "ipc", index, True)
+            ways = [
+                (writer, reader, number)
+                for writer, first in writers
+                for reader, second in readers
+                for number in (first, second)
+            ]
+        else:
+            ways = [(writer, pipe, number) for writer, number in writers]
+            ways += [(pipe, reader, number) for reader, number in readers]
+        for source, target, number in ways:
+            bundle = self._add(source, target, "ipc", number, True)
+            if bundle is not None:
+                bundle.pass_by(source, target, pipe)
 
-    def anchor(self, node_id: str) -> Item:
-        """The box at which lines of an entity end."""
-        item = self.forest.items[node_id]
-        group: Item | None = None
-        above = item.parent
-        while above is not None:
-            if above.folds:
-                group = above
-            above = above.parent
+    def _anchor(self, item: Item) -> Item:
+        """The box at which lines of an item end."""
+        group = item.group
         found = group or item
         if (item.kind in PORTS and group is None) or (
             group is not None and is_chip(group) and group.children[0].kind in PORTS
@@ -160,17 +144,39 @@ class Bundles:
                 home = home.parent
             if home is not None and home.kind in _HOMES and home.entity is not None:
                 found = home
-        self._anchors[node_id] = found
+        self._anchors[item] = found
         return found
 
-    def _add(self, source: str, target: str, medium: str, index: int, directed: bool, passing: str = "") -> None:
-        anchors = self._anchors
-        first, second = anchors.get(source) or self.anchor(source), anchors.get(target) or self.anchor(target)
+    def _add(self, source: Item, target: Item, medium: str, index: int, directed: bool) -> Bundle | None:
+        """The line between the boxes of the ends of edge ``index``, which now tells that edge; None if their places
+        do."""
+        anchors, known = self._anchors, self._known
+        first, second = anchors.get(source) or self._anchor(source), anchors.get(target) or self._anchor(target)
         if first is second:
             self.inside += 1
-            return
+            return None
+        way = first, second, medium
+        try:
+            found = known[way]
+        except KeyError:
+            known[way] = found = self._line(first, second, medium)
+        if found is None:
+            return None
+        bundle, swapped = found
+        if directed:
+            if swapped:
+                bundle.backward = True
+            else:
+                bundle.forward = True
+        links = bundle.links
+        if not links or links[-1] != index:
+            links.append(index)
+        return bundle
+
+    def _line(self, first: Item, second: Item, medium: str) -> tuple[Bundle, bool] | None:
+        """The line from one box to another and whether it runs the other way; None if their places say it all."""
         if _says_nesting(first, second, medium) or _says_nesting(second, first, medium):
-            return
+            return None
         swapped = second.id < first.id
         if swapped:
             first, second = second, first
@@ -178,25 +184,14 @@ class Bundles:
         bundle = self.bundles.get(key)
         if bundle is None:
             self.bundles[key] = bundle = Bundle(first, second, medium)
-        if directed:
-            if swapped:
-                bundle.backward = True
-            else:
-                bundle.forward = True
-        if not bundle.links or bundle.links[-1] != index:
-            bundle.links.append(index)
-        items = self.forest.items
-        for thing in (source, target, passing):
-            if thing:
-                kind = items[thing].kind
-                if kind in _SHORT:
-                    bundle.things.setdefault(kind, set()).add(thing)
+        return bundle, swapped
 
     def weigh(self) -> None:
         """Set the weights: what flows, or how many there are, against the most of the medium; three decades wide."""
+        links = self.links
         amounts: dict[tuple[str, bool], list[tuple[Bundle, float]]] = defaultdict(list)
         for bundle in self.bundles.values():
-            amount = bundle.amount = _amount([self.links[index].metrics for index in bundle.links])
+            amount = bundle.amount = _amount([known for index in bundle.links if (known := links[index].metrics)])
             amounts[bundle.medium, amount is None].append((bundle, amount[1] if amount else len(bundle.links)))
         for found in amounts.values():
             most = max(size for _, size in found)
@@ -205,10 +200,12 @@ class Bundles:
                 bundle.weight = round(max(0.0, 1 + math.log10(share) / 3), 3) if share > 0 else 0.0
 
 
-def _is_line(kind: str, source_kind: str, target_kind: str, medium: str) -> bool:
-    """Whether an edge between boxes in boxes may be a line. An endpoint stands in the box around all that hold it;
-    where a file lies is in its details."""
-    return kind not in QUIET_KINDS and kind != "Belong" and (medium != "deploy" or target_kind not in HARDWARE_KINDS)
+def _is_line(sort: Sort) -> bool:
+    """Whether edges between boxes in boxes may be lines. An endpoint stands in the box around all that hold it; where a
+    file lies is in its details."""
+    if sort.kind in QUIET_KINDS or sort.kind == "Belong":
+        return False
+    return sort.medium != "deploy" or sort.target_kind not in HARDWARE_KINDS
 
 
 def _between(first: Item, second: Item) -> tuple[Item, Item, Item]:
@@ -238,9 +235,9 @@ def _says_nesting(outer: Item, inner: Item, medium: str) -> bool:
 def _amount(metrics: list[dict[str, Any]]) -> tuple[str, float] | None:
     """What flows on some links together, with the unit it is counted in: rates (both ways) if any link knows one, else
     what a link should carry, else volumes sent and received, else how much memory is used or mapped."""
-    names = sorted({name for values in metrics for name in values if "queue" not in name})
-    if not names:
+    if not metrics:
         return None
+    names = sorted({name for values in metrics for name in values if "queue" not in name})
     rates = [name for name in names if name.endswith("per_s") and "bytes" in name and not name.startswith("expected")]
     volumes = [name for name in names if name in ("bytes_sent_count", "bytes_received_count")]
     sizes = [name for name in names if name.endswith("_bytes")]
@@ -259,7 +256,7 @@ def _amount(metrics: list[dict[str, Any]]) -> tuple[str, float] | None:
 def route_label(bundle: Bundle, links: list[Link]) -> str:
     """The words at a line: what and how many, then how much."""
     words: list[str] = []
-    for kind, short in _SHORT.items() if bundle.medium == "ipc" else ():
+    for kind, short in SHORT.items() if bundle.medium == "ipc" else ():
         if things := bundle.things.get(kind):
             count = (len(things) + 1) // 2 if kind == "UnixSocket" else len(things)  # a pair is one connection
             words.append(short if count == 1 else f"{short} ×{count}")

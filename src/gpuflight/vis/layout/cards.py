@@ -6,10 +6,10 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from gpuflight.graph import Entity
+from gpuflight.graph import Entity, Graph
 from gpuflight.vis.layout.item import Item
-from gpuflight.vis.model import Bar
-from gpuflight.vis.text import finite, human, human_bytes
+from gpuflight.vis.model import Bar, Role
+from gpuflight.vis.text import finite, human, human_bytes, human_pct, width
 
 CHIP_KINDS = frozenset(
     (
@@ -18,25 +18,54 @@ CHIP_KINDS = frozenset(
         "Device", "Stream", "Scope", "CpuPackage",
     )
 )  # fmt: skip
+TEXT = 10.5  # font size
+CHIP_H, CHIP_MAX_W = 20.0, 200.0
 _ARGUMENT = re.compile(r"(--?[\w-]+=)?[\w./:-]{1,40}")  # worth showing on its own: an option with its value, a word
+_Label = Callable[[Entity], str]
+_Lines = Callable[[Entity], list[str]]
+_Bars = Callable[[dict[str, Any], dict[str, str]], list[Bar]]
 _INTERPRETERS = ("python", "bash", "sh", "dash", "node", "java", "perl", "ruby", "uv", "zsh")
 
 
+def _chip_width(label: str) -> float:
+    return min(CHIP_MAX_W, max(44.0, width(label, TEXT) + 31))
+
+
+_CHIP_WIDTHS = [_chip_width("x" * length) for length in range(201)]
+"""Of labels in ASCII, by their length: most boxes of a big picture are chips."""
+
+
+def chip_width(label: str) -> float:
+    """How wide a box of one line is."""
+    return _CHIP_WIDTHS[len(label)] if label.isascii() and len(label) <= 200 else _chip_width(label)
+
+
+def items_of(graph: Graph) -> dict[str, Item]:
+    """An item for each entity of ``graph``, with its words, by id and in order."""
+    kinds = {cls: str(cls.__struct_config__.tag) for cls in {type(entity) for entity in graph.nodes.values()}}
+    items: dict[str, Item] = {}
+    for node_id, entity in graph.nodes.items():
+        items[node_id] = item = Item(node_id, kinds[type(entity)], entity)
+        write_card(item)
+    return items
+
+
 def write_card(item: Item) -> None:
-    """Set label, lines, bars and role of an item that stands for one entity."""
-    item.role = "chip" if item.kind in CHIP_KINDS else "card"
+    """Set label, lines, bars and role of an item that stands for one entity, and the size of a chip: its label alone
+    says it, and is at hand."""
+    role, write_label, write_lines, write_bars = _CARDS.get(item.kind, _PLAIN)
+    item.role = role
     entity = item.entity
-    if entity is None:
-        if not item.label:
-            item.label = item.id
-        return
-    item.label = _LABELS.get(item.kind, _plain_label)(entity)
-    lines = _LINES.get(item.kind)
-    if lines is not None:
-        item.lines = [line for line in lines(entity) if line]
-    bars = _BARS.get(item.kind)
-    if bars is not None:
-        item.bars = bars(entity.metrics, entity.unknown or {})
+    if entity is not None:
+        item.label = write_label(entity)
+        if write_lines is not None:
+            item.lines = [line for line in write_lines(entity) if line]
+        if write_bars is not None:
+            item.bars = write_bars(entity.metrics, entity.unknown or {})
+    elif not item.label:
+        item.label = item.id
+    if role == "chip":
+        item.w, item.h = chip_width(item.label), CHIP_H
 
 
 def _plain_label(entity: Entity) -> str:
@@ -53,8 +82,9 @@ def arguments(entity: Entity) -> list[str]:
 
 def _process_label(entity: Entity) -> str:
     """The command's name; of an interpreter, also what it interprets: ``python3 train.py``."""
-    name = str(entity.attributes.get("name") or "")[:200]
-    words = arguments(entity)
+    attributes = entity.attributes
+    name = str(attributes.get("name") or "")[:200]
+    words = arguments(entity) if "cmdline" in attributes else ()
     program = words[0].rpartition("/")[2] if words else ""
     if not name:
         name = program or f"pid {getattr(entity, 'pid', '?')}"
@@ -74,7 +104,7 @@ def _process_lines(entity: Entity) -> list[str]:
     usage = [f"pid {getattr(entity, 'pid', '?')}"]
     cpu = finite(entity.metrics, "cpu_pct")
     if cpu is not None:
-        usage.append(f"{human('cpu_pct', cpu)} CPU")
+        usage.append(f"{human_pct(cpu)} CPU")
     rss = finite(entity.metrics, "rss_bytes")
     if rss is not None:
         usage.append(human_bytes(rss))
@@ -289,7 +319,7 @@ def _used_bar(metrics: dict[str, Any], unknown: dict[str, str]) -> list[Bar]:
     return _filled("used", used, total) if total else []
 
 
-_LABELS: dict[str, Callable[[Entity], str]] = {
+_LABELS: dict[str, _Label] = {
     "Process": _process_label, "Thread": _thread_label, "Socket": _socket_label, "UnixSocket": _unix_label,
     "Pipe": _pipe_label, "SharedMemory": _keyed_label, "MessageQueue": _keyed_label, "Semaphore": _keyed_label,
     "Container": _container_label, "Pod": _container_label, "Unit": _unit_label, "Numa": _numa_label, "GPU": _gpu_label,
@@ -298,22 +328,32 @@ _LABELS: dict[str, Callable[[Entity], str]] = {
     "CpuPackage": _kind_and("index", "CPU package"), "Stream": _kind_and("stream", "stream"),
     "Host": _kind_and("hostname", "host"), "RdmaPort": _port_label,
 }  # fmt: skip
-_LINES: dict[str, Callable[[Entity], list[str]]] = {
+_LINES: dict[str, _Lines] = {
     "Process": _process_lines, "Container": _holder_lines, "Pod": _holder_lines, "Unit": _holder_lines,
     "Host": _host_lines, "Numa": _numa_lines, "GPU": _gpu_lines, "NPU": _gpu_lines, "MigInstance": _gpu_lines,
     "Nic": _nic_lines, "Disk": _disk_lines, "Session": _session_lines, "Kernel": _kernel_lines,
 }  # fmt: skip
-_BARS: dict[str, Callable[[dict[str, Any], dict[str, str]], list[Bar]]] = {
+_BARS: dict[str, _Bars] = {
     "GPU": _gpu_bars, "NPU": _gpu_bars, "MigInstance": _gpu_bars, "Numa": _memory_bar, "Host": _memory_bar,
     "Container": _memory_bar, "Pod": _memory_bar, "Disk": _used_bar,
 }  # fmt: skip
 
 
-def tell_apart(siblings: list[Item]) -> None:
-    """Processes of one name under one parent: add the first argument in which all their command lines differ."""
+_PLAIN: tuple[Role, _Label, None, None] = ("card", _plain_label, None, None)
+_CARDS: dict[str, tuple[Role, _Label, _Lines | None, _Bars | None]] = {
+    kind: ("chip" if kind in CHIP_KINDS else "card", _LABELS.get(kind, _plain_label), _LINES.get(kind), _BARS.get(kind))
+    for kind in CHIP_KINDS | _LABELS.keys() | _LINES.keys() | _BARS.keys()
+}
+"""What to write on a box of each kind, of those that are not written plainly."""
+
+
+def tell_apart(processes: list[Item]) -> None:
+    """Processes of one name in one box: add the first argument in which all their command lines differ."""
+    if len(processes) < 2:
+        return
     alike: dict[str, list[Item]] = {}
-    for item in siblings:
-        if item.kind == "Process" and item.entity is not None:
+    for item in processes:
+        if item.entity is not None:
             alike.setdefault(item.label, []).append(item)
     for members in alike.values():
         if not 2 <= len(members) <= 64:

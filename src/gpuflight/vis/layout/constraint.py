@@ -13,8 +13,9 @@ from gpuflight.vis.layout.circles import circles
 from gpuflight.vis.layout.default import folded
 from gpuflight.vis.layout.item import Item, set_depths
 from gpuflight.vis.layout.layers import Layers, place_layers
-from gpuflight.vis.layout.pack import is_chip, pack_inside, place
+from gpuflight.vis.layout.pack import is_chip, pack_inside
 from gpuflight.vis.layout.picture import MARGIN, finish
+from gpuflight.vis.layout.place import place
 from gpuflight.vis.layout.route import route
 from gpuflight.vis.layout.tree import Forest
 from gpuflight.vis.model import LayoutGraph
@@ -40,13 +41,13 @@ class ConstraintLayout(Layout):
         drawn = list(bundles.bundles.values())
         layers = _layers(boxes, drawn)
         root = forest.root
-        set_depths(root)
+        holders = set_depths(root)
         for bundle in drawn:
             bundle.find_inner()
         for item in root.children:
             pack_inside(item)
         place_layers(root, layers)
-        place(root, MARGIN)
+        place(holders, MARGIN)
         route(drawn)
         bundles.weigh()
         return finish(self.name, forest, bundles, drawn)
@@ -92,22 +93,22 @@ class _Boxes:
             self.of[item.id] = box
             pending.extend(item.children)
 
-    def _said(self) -> set[tuple[str, str, str]]:
+    def _said(self) -> set[int]:
         """Deploy edges that need no line: within a box, or to one further up than the next holder."""
         said = set()
-        for key, edge in self.forest.graph.edges.items():
-            if edge.category != "deploy":
+        for number, (sort, source, target) in enumerate(self.forest.wires):
+            if sort.category != "deploy":
                 continue
-            inner, outer = (key[0], key[1]) if key[2] in ("Belong", "RunOn") else (key[1], key[0])
-            box, holder = self.of[inner], self.of[outer]
+            inner, outer = (source, target) if sort.kind in ("Belong", "RunOn") else (target, source)
+            box, holder = self.of[inner.id], self.of[outer.id]
             above = self.above.get(box)
             if box is holder:
-                said.add(key)
+                said.add(number)
             elif above is not holder:
                 while above is not None and above is not holder:
                     above = self.above.get(above)
                 if above is not None:
-                    said.add(key)
+                    said.add(number)
         return said
 
 
@@ -124,7 +125,7 @@ def _add_placement(boxes: _Boxes, bundles: Bundles) -> None:
                 wanted[two, one].append(index)
             elif boxes.above.get(two) is one:
                 wanted[one, two].append(index)
-        if link.kind == "Affinity" and boxes.of[link.source] is bundles.forest.items[link.source]:
+        if link.kind == "Affinity" and boxes.of[link.source] is boxes.forest.items[link.source]:
             by_set[boxes.of[link.source]].append(index)
     for item, links in by_set.items():  # to a set of one node, which stands for that node
         above = boxes.above.get(item)

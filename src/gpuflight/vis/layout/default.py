@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from gpuflight.graph import Graph
 from gpuflight.graph.joins import connected_once
 from gpuflight.vis.base import Layout, LayoutOptions
 from gpuflight.vis.layout.bundle import Bundles
-from gpuflight.vis.layout.cards import tell_apart, write_card
+from gpuflight.vis.layout.cards import tell_apart
 from gpuflight.vis.layout.fold import fold
-from gpuflight.vis.layout.item import by_level, set_depths
+from gpuflight.vis.layout.item import Item
 from gpuflight.vis.layout.order import order
-from gpuflight.vis.layout.pack import pack, place
+from gpuflight.vis.layout.pack import pack
 from gpuflight.vis.layout.picture import MARGIN, finish
+from gpuflight.vis.layout.place import place
 from gpuflight.vis.layout.route import route
 from gpuflight.vis.layout.score import score
 from gpuflight.vis.layout.tree import Forest
@@ -28,13 +31,11 @@ class DefaultLayout(Layout):
     def layout(self, graph: Graph, options: LayoutOptions) -> LayoutGraph:
         """See Layout.layout. O(nodes + edges · depth)."""
         forest = folded(graph, options)
-        root = forest.root
-        set_depths(root)
         bundles = Bundles(forest)
-        order(root, bundles.bundles.values())
-        pack(root)
-        place(root, MARGIN)
         drawn = list(bundles.bundles.values())
+        order(forest.boxes, drawn)
+        pack(forest.boxes)
+        place(forest.boxes, MARGIN)
         route(drawn)
         bundles.weigh()
         return finish(self.name, forest, bundles, drawn)
@@ -49,12 +50,13 @@ def folded(graph: Graph, options: LayoutOptions) -> Forest:
             f"{plural(left_out, 'stand-in')} for ends on other hosts left out: those connections are drawn once,"
             " between their real ends"
         )
-    for item in forest.items.values():
-        write_card(item)
     forest.build()
     score(forest)
     fold(forest)
-    for item in by_level(forest.root):
-        if len(item.children) > 1 and not item.folds:
-            tell_apart(item.children)
+    siblings: dict[Item, list[Item]] = defaultdict(list)
+    for item in forest.items.values():
+        if item.kind == "Process" and (box := item.parent) is not None and not box.folds:
+            siblings[box].append(item)
+    for processes in siblings.values():
+        tell_apart(processes)
     return forest

@@ -10,8 +10,9 @@ from gpuflight.vis.layout.default import folded
 from gpuflight.vis.layout.hardware import HARDWARE_KINDS
 from gpuflight.vis.layout.item import Item, set_depths, walk
 from gpuflight.vis.layout.order import order
-from gpuflight.vis.layout.pack import pack, place
+from gpuflight.vis.layout.pack import pack
 from gpuflight.vis.layout.picture import MARGIN, finish
+from gpuflight.vis.layout.place import place
 from gpuflight.vis.layout.route import route
 from gpuflight.vis.layout.tree import Forest
 from gpuflight.vis.model import LayoutGraph
@@ -33,13 +34,12 @@ class FabricLayout(Layout):
         _fold_work(forest)
         _nest_sockets(forest)
         _say_folds(forest)
-        root = forest.root
-        set_depths(root)
+        boxes = set_depths(forest.root)
         bundles = Bundles(forest, kinds=_FABRIC)
-        order(root, bundles.bundles.values())
-        pack(root)
-        place(root, MARGIN)
         drawn = list(bundles.bundles.values())
+        order(boxes, drawn)
+        pack(boxes)
+        place(boxes, MARGIN)
         route(drawn)
         bundles.weigh()
         return finish(self.name, forest, bundles, drawn)

@@ -11,8 +11,9 @@ from gpuflight.graph import Graph
 from gpuflight.graph.joins import connected_once
 from gpuflight.vis.base import LayoutOptions
 from gpuflight.vis.layout.bundle import CROWDED_KINDS
-from gpuflight.vis.layout.cards import write_card
-from gpuflight.vis.layout.item import Item, natural_key
+from gpuflight.vis.layout.cards import items_of
+from gpuflight.vis.layout.item import Item, natural_key, set_depths
+from gpuflight.vis.layout.wires import read_wires
 from gpuflight.vis.text import plural
 from gpuflight.vis.visual import KIND_NOUN
 
@@ -30,26 +31,26 @@ class Flat:
         self.graph = graph
         self.options = options
         self.notes: list[str] = list(options.notes)
-        self.used: set[tuple[str, str, str]] = set()
+        self.used: set[int] = set()
         self.root = Item("picture", "Picture")
-        self.items = {node_id: Item(node_id, entity.kind, entity) for node_id, entity in graph.nodes.items()}
+        self.items = items_of(graph)
         if left_out := len(whole.nodes) - len(graph.nodes):
             self.notes.append(
                 f"{plural(left_out, 'stand-in')} for ends on other hosts left out: those connections are drawn once,"
                 " between their real ends"
             )
-        self._add_missing()
-        for item in self.items.values():
-            write_card(item)
+        self.wires, missing = read_wires(graph, self.items)
+        if missing:
+            self.notes.append(f"{plural(len(missing), 'entity')} named by an edge but not in the graph: dashed")
         self._note_implied()
         groups, grouped = self._twins()
         root = self.root
         for item in self.items.values():
-            if item.id not in grouped:
+            if item not in grouped:
                 root.adopt(item)
-                item.depth = 1
         for members in groups:
             self._group(members)
+        set_depths(root)
         if groups:
             self.notes.append(
                 f"{plural(len(grouped), 'entity')} folded into {plural(len(groups), 'group')}; each says how many, and"
@@ -62,56 +63,51 @@ class Flat:
             wanted += "'"
         return wanted
 
-    def _add_missing(self) -> None:
-        items, missing = self.items, 0
-        for source, target, _ in self.graph.edges:
-            for end in (source, target):
-                if end not in items:
-                    kind = end.partition("(")[0] if "(" in end else "?"
-                    items[end] = item = Item(end, kind if kind.isidentifier() else "?", None, end)
-                    item.missing = True
-                    missing += 1
-        if missing:
-            self.notes.append(f"{plural(missing, 'entity')} named by an edge but not in the graph: dashed")
-
     def _note_implied(self) -> None:
         """What a host holds by way of a process or container it holds needs no line of its own to the host."""
-        items = self.items
-        within = {
-            target if kind == "Own" else source
-            for source, target, kind in self.graph.edges
-            if (kind == "Own" and items[source].kind in _WORK)
-            or (kind in ("Belong", "RunOn") and items[target].kind in _WORK)
-        } | {target for source, target, kind in self.graph.edges if kind == "Host" and items[source].kind in _HOLDERS}
-        for key in self.graph.edges:
-            if key[2] == "Host" and items[key[0]].kind == "Host" and key[1] in within:
-                self.used.add(key)
+        within: set[Item] = set()
+        for sort, source, target in self.wires:
+            if sort.kind == "Own":
+                if sort.source_kind in _WORK:
+                    within.add(target)
+            elif sort.kind in ("Belong", "RunOn"):
+                if sort.target_kind in _WORK:
+                    within.add(source)
+            elif sort.kind == "Host" and sort.source_kind in _HOLDERS:
+                within.add(target)
+        for number, (sort, _, target) in enumerate(self.wires):
+            if sort.kind == "Host" and sort.source_kind == "Host" and target in within:
+                self.used.add(number)
         if self.used:
             self.notes.append(
                 f"{plural(len(self.used), 'edge')} from a host to what its processes or containers hold: in the"
                 " details, not drawn"
             )
 
-    def _twins(self) -> tuple[list[list[Item]], set[str]]:
+    def _twins(self) -> tuple[list[list[Item]], set[Item]]:
         """Entities of one kind that are wired to the same others in the same way."""
-        edges = [key for key in self.graph.edges if key[2] not in CROWDED_KINDS and key not in self.used]
-        ends = Counter(key[0] for key in edges)
-        ends.update(key[1] for key in edges)
-        few = {node_id for node_id, count in ends.items() if count <= TWINS_WIRED_MAX}
-        wired: dict[str, list[tuple[str, str, bool]]] = defaultdict(list)
-        for source, target, kind in edges:
+        wires = [
+            wire
+            for number, wire in enumerate(self.wires)
+            if number not in self.used and wire[0].kind not in CROWDED_KINDS
+        ]
+        ends = Counter(source for _, source, _ in wires)
+        ends.update(target for _, _, target in wires)
+        few = {item for item, count in ends.items() if count <= TWINS_WIRED_MAX}
+        wired: dict[Item, list[tuple[str, str, bool]]] = defaultdict(list)
+        for sort, source, target in wires:
             if source in few:
-                wired[source].append((target, kind, True))
+                wired[source].append((target.id, sort.kind, True))
             if target in few:
-                wired[target].append((source, kind, False))
+                wired[target].append((source.id, sort.kind, False))
         named = {name for finding in self.options.findings for name in finding.entities}
         alike: dict[tuple[str, tuple[tuple[str, str, bool], ...]], list[Item]] = defaultdict(list)
-        for node_id, item in self.items.items():
-            ways = wired.get(node_id)
-            if ways and item.entity is not None and node_id not in named:
+        for item in self.items.values():
+            ways = wired.get(item)
+            if ways and item.entity is not None and item.id not in named:
                 alike[item.kind, tuple(sorted(ways))].append(item)
         groups = [members for members in alike.values() if len(members) >= TWINS_MIN]
-        return groups, {item.id for members in groups for item in members}
+        return groups, {item for members in groups for item in members}
 
     def _group(self, members: list[Item]) -> None:
         members.sort(key=lambda item: (natural_key(item.label), item.id))
@@ -125,8 +121,6 @@ class Flat:
         group.count = 0
         group.folds = True
         group.role = "group"
-        group.depth = 1
         self.root.adopt(group)
         for item in members:
             group.adopt(item)
-            item.depth = 2

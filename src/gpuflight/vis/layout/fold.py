@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
-from gpuflight.vis.layout.item import Item, by_level, natural_key, walk
+from gpuflight.vis.layout.item import Item, natural_key, set_depths, walk_boxes
 from gpuflight.vis.layout.score import ALWAYS, CONNECTED
 from gpuflight.vis.layout.tree import Forest
 from gpuflight.vis.text import finite, human, human_bytes, plural
@@ -37,24 +38,26 @@ def fold(forest: Forest) -> None:
     if len(processes) > options.shown_processes_max:
         processes.sort(key=lambda item: (-item.score, item.depth, len(item.id), item.id))
         surplus.update(item for item in processes[options.shown_processes_max :] if item.score < ALWAYS)
-    inner: set[Item] = set()  # stands in a group already
-    for box in [item for item in walk(forest.root) if item.children]:
-        if box.parent is not None and (box.parent.folds or box.parent in inner):
-            inner.add(box)
-        if box.children:  # unless they have gone into a group of kernel threads
-            _fold_children(forest, box, crowded, surplus, small=box in inner)
+    for box in walk_boxes(forest.root):
+        if (parent := box.parent) is not None:
+            box.group = parent if parent.folds else parent.group
+        if len(box.children) > 1 and box.group is not None:
+            # groups of work within groups of work would be too small to find
+            folder = _Folder(forest, box)
+            _fold_ports(folder)
+            folder.finish()
+        elif box.children and box.group is None:  # unless they have gone into a group of kernel threads
+            _fold_children(forest, box, crowded, surplus)
+    forest.boxes = set_depths(forest.root)
     _tell(forest)
 
 
 def _tell(forest: Forest) -> None:
     """Say in the notes how much is folded: no format shows the inside of groups as plainly as boxes."""
-    groups = entities = 0
-    inside: set[Item] = set()  # boxes in groups
-    for box in [item for item in by_level(forest.root) if item.children]:
-        groups += box.folds
-        if box.folds or box in inside:
-            inside.update([child for child in box.children if child.children])
-            entities += sum([child.entity is not None for child in box.children])
+    boxes = forest.boxes
+    groups = sum([box.folds for box in boxes])
+    shown = [box.children for box in boxes if box.group is None and not box.folds]
+    entities = len(forest.graph.nodes) - sum([item.entity is not None for items in shown for item in items])
     if groups:
         forest.notes.append(
             f"{plural(entities, 'entity')} folded into {plural(groups, 'group')}; each says how many, and why"
@@ -72,19 +75,27 @@ class _Folder:
 
     def group(self, key: str, members: list[Item], label: str, rule: str) -> None:
         """Move ``members`` into a group box of their own."""
-        group = Item(self.forest.fresh_id(f"group:{key}:{self.box.id}"), "Group", label=label, ns=self.box.ns)
+        box = self.box
+        group = Item(self.forest.fresh_id(f"group:{key}:{box.id}"), "Group", None, label, box.ns)
         group.rule = rule
         group.count = 0
         group.folds = True
         group.role = "group"
         group.children = list(members)
+        group.score = members[0].score
         for item in members:
             item.parent = group
-        group.score = max([item.score for item in members])
-        group.ground = True in [item.ground for item in members]
-        group.lines = _sums(members)
-        taken = set(members)
-        self.rest = [item for item in self.rest if item not in taken]
+            if item.score > group.score:
+                group.score = item.score
+            if item.ground:
+                group.ground = True
+        if members[0].kind == "Process":  # all are of one kind
+            group.lines = _sums(members)
+        if len(members) == len(self.rest):
+            self.rest = []
+        else:
+            taken = set(members)
+            self.rest = [item for item in self.rest if item not in taken]
         self.groups.append(group)
 
     def take(self, key: str, test: Callable[[Item], bool], least: int, label: str, rule: str) -> None:
@@ -94,17 +105,15 @@ class _Folder:
             self.group(key, members, plural(len(members), label), rule)
 
     def finish(self) -> None:
-        self.box.children = [*self.rest, *self.groups]
-        for group in self.groups:
-            group.parent = self.box
+        """The box holds what is left and the groups."""
+        if self.groups:
+            self.box.children = [*self.rest, *self.groups]
+            for group in self.groups:
+                group.parent = self.box
 
 
-def _fold_children(forest: Forest, box: Item, crowded: bool, surplus: set[Item], small: bool) -> None:
+def _fold_children(forest: Forest, box: Item, crowded: bool, surplus: set[Item]) -> None:
     folder = _Folder(forest, box)
-    if small:  # groups of work within groups of work would be too small to find
-        _fold_ports(folder)
-        folder.finish()
-        return
     _fold_kernel_threads(folder)
     _fold_ports(folder)
     if not folder.rest:
@@ -158,14 +167,14 @@ def _size(item: Item) -> float:
 def _fold_sockets(folder: _Folder, sockets: list[Item]) -> None:
     if len(sockets) <= _PORTS["Socket"]:
         return
-    listening = [item for item in sockets if _state(item) == "LISTEN"]
+    listening = [item for item in sockets if _listens(item)]
     if len(listening) > _PORTS["Socket"]:
         folder.group("listen", listening, plural(len(listening), "listening socket"), "listening, in one box")
-        sockets = [item for item in sockets if _state(item) != "LISTEN"]
+        sockets = [item for item in sockets if not _listens(item)]
     sockets = _fold_pairs(folder, sockets)
     by_protocol: dict[str, list[Item]] = defaultdict(list)
     for item in sockets:
-        by_protocol[str(getattr(item.entity, "protocol", "")).rstrip("6").upper()].append(item)
+        by_protocol[_protocol(getattr(item.entity, "protocol", ""))].append(item)
     for protocol, members in sorted(by_protocol.items()):
         if len(members) > _PORTS["Socket"]:
             folder.group(
@@ -184,7 +193,7 @@ def _fold_pairs(folder: _Folder, sockets: list[Item]) -> list[Item]:
     by_peer: dict[tuple[str, str], list[Item]] = defaultdict(list)
     far_ends = _far_ends(folder.forest)
     for item in sockets:
-        far = far_ends.get(item.id)
+        far = far_ends.get(item)
         if far is not None:
             by_peer[far].append(item)
     pairs = {peer: members for peer, members in by_peer.items() if len(members) >= PAIR_MIN}
@@ -197,33 +206,42 @@ def _fold_pairs(folder: _Folder, sockets: list[Item]) -> list[Item]:
     return [item for item in sockets if item not in taken]
 
 
-def _far_ends(forest: Forest) -> dict[str, tuple[str, str] | None]:
+def _far_ends(forest: Forest) -> dict[Item, tuple[str, str] | None]:
     """For each socket, the box (id, label) that holds the other ends of its connections, None if it is not one; made
     once."""
     if forest.far_ends is None:
-        connections = [key for key in forest.flows if key[2] == "ConnectTo"]
-        ends = {source for source, _, _ in connections} | {target for _, target, _ in connections}
-        holders = {end: _holder(forest.items[end]) for end in ends}
-        found: dict[str, tuple[str, str] | None] = {}
-        for source, target, _ in connections:
-            for near, far in ((source, target), (target, source)):
-                if found.setdefault(near, holders[far]) != holders[far]:
-                    found[near] = None
+        wires = [wire for wire in forest.wires if wire[0].kind == "ConnectTo"]
+        ends = {source for _, source, _ in wires} | {target for _, _, target in wires}
+        same: dict[tuple[str, str], tuple[str, str]] = {}
+        homes = {end: same.setdefault(home := _home(end), home) for end in ends}
+        found: dict[Item, tuple[str, str] | None] = {}
+        for _, source, target in wires:
+            first, second = homes[source], homes[target]
+            if found.setdefault(source, second) is not second:
+                found[source] = None
+            if found.setdefault(target, first) is not first:
+                found[target] = None
         forest.far_ends = found
     return forest.far_ends
 
 
-def _holder(far: Item) -> tuple[str, str]:
-    box = far.parent
+def _home(end: Item) -> tuple[str, str]:
+    """Id and label of the box around the end of a connection; of one that none holds, its host."""
+    box = end.parent
     if box is not None and box.kind in _WORKLOAD:
         return box.id, box.label
-    address = str(getattr(far.entity, "address", far.id))
+    address = str(getattr(end.entity, "address", end.id))
     host = address.rpartition(":")[0] or address
     return host, host
 
 
-def _state(item: Item) -> str:
-    return str(item.entity.attributes.get("state", "")) if item.entity is not None else ""
+def _listens(socket: Item) -> bool:
+    return socket.entity is not None and socket.entity.attributes.get("state") == "LISTEN"
+
+
+@lru_cache(maxsize=64)
+def _protocol(name: object) -> str:
+    return str(name).rstrip("6").upper()
 
 
 def _fold_peers(folder: _Folder) -> None:
@@ -323,7 +341,7 @@ def _sums(members: Iterable[Item]) -> list[str]:
     cpu = memory = 0.0
     seen = False
     for member in members:
-        if member.kind != "Process" or member.entity is None:
+        if member.entity is None:
             continue
         value = finite(member.entity.metrics, "cpu_pct")
         rss = finite(member.entity.metrics, "rss_bytes")

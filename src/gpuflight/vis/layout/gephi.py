@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 from gpuflight.graph import Graph
 from gpuflight.vis.base import Layout, LayoutOptions
 from gpuflight.vis.layout.bundle import Bundle, Bundles
+from gpuflight.vis.layout.cards import CHIP_H, TEXT
 from gpuflight.vis.layout.flat import Flat
 from gpuflight.vis.layout.force import numpy, solve, unit_of
 from gpuflight.vis.layout.item import Item
-from gpuflight.vis.layout.pack import CHIP_GAP, CHIP_H, TEXT, pack_inside, place_inside
+from gpuflight.vis.layout.pack import CHIP_GAP, pack_inside
 from gpuflight.vis.layout.picture import MARGIN, finish
 from gpuflight.vis.layout.spread import apart, make_room
 from gpuflight.vis.model import LayoutGraph
@@ -53,9 +54,6 @@ class GephiLayout(Layout):
         ends = [(numbers[id(bundle.first)], numbers[id(bundle.second)]) for bundle in drawn]
         size(shown, ends)
         place_all(shown, ends, [_pull(bundle, bundles) for bundle in drawn], options.previous)
-        for item in shown:
-            if item.children:
-                place_inside(item)
         _route(drawn)
         bundles.weigh()
         return finish(self.name, flat, bundles, drawn)
@@ -77,7 +75,7 @@ def size(shown: list[Item], ends: list[tuple[int, int]]) -> None:
             pack_inside(item)
         else:
             item.role = "chip"
-            item.lines, item.bars = [], []
+            item.lines, item.bars = (), ()
             item.w = min(LABEL_MAX_W, max(44.0, width(item.label, TEXT) + 31))
             item.h = CHIP_H
         item.scale = scale

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from gpuflight.graph import Entity, Graph
 from gpuflight.vis.layout.item import Item
@@ -105,10 +105,13 @@ class _Wiring:
 
 
 def nest_hardware(
-    graph: Graph, items: Mapping[str, Item], parents: dict[str, str], holders: Mapping[str, list[str]]
+    graph: Graph,
+    items: Mapping[str, Item],
+    hardware: Sequence[Item],
+    parents: dict[Item, Item],
+    holders: Mapping[Item, list[Item]],
 ) -> None:
-    """Fill ``parents`` for every hardware entity that stands in another one; the rest goes to the hardware band."""
-    hardware = [item for item in items.values() if item.kind in HARDWARE_KINDS and item.entity is not None]
+    """Fill ``parents`` for every one of ``hardware`` that stands in another one; the rest goes to the hardware band."""
     if not hardware:
         return
     wiring = _Wiring(graph, items)
@@ -130,7 +133,7 @@ def nest_hardware(
     for item in hardware:
         parent = _parent(item, wiring, functions, frames, holders)
         if parent is not None and parent != item.id and items[parent].entity is not None:
-            parents[item.id] = parent
+            parents[item] = items[parent]
 
 
 def _switch_frames(wiring: _Wiring, below: dict[str, int], accelerated: set[str]) -> set[str]:
@@ -146,14 +149,12 @@ def _switch_frames(wiring: _Wiring, below: dict[str, int], accelerated: set[str]
 
 
 def _parent(
-    item: Item, wiring: _Wiring, functions: dict[str, str], frames: set[str], holders: Mapping[str, list[str]]
+    item: Item, wiring: _Wiring, functions: dict[str, str], frames: set[str], holders: Mapping[Item, list[Item]]
 ) -> str | None:
     kind = item.kind
     items = wiring.items
     held = [
-        holder
-        for holder in holders.get(item.id, ())
-        if items[holder].entity is not None and (items[holder].kind in HARDWARE_KINDS)
+        holder.id for holder in holders.get(item, ()) if holder.entity is not None and holder.kind in HARDWARE_KINDS
     ]
     if held and kind != "PciDevice":
         return min(held)

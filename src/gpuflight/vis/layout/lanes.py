@@ -56,7 +56,7 @@ class Canvas:
         self.placed.add(entity_id)
         return Box(
             id=entity_id, kind=entity.kind, label=item.label, category=KIND_CATEGORY.get(entity.kind, "bus"),
-            role=item.role, x=x, y=y, w=w, h=h, lines=item.lines, bars=item.bars,
+            role=item.role, x=x, y=y, w=w, h=h, lines=list(item.lines), bars=list(item.bars),
             attributes=entity.attributes or EMPTY, metrics=entity.metrics or EMPTY,
             unknown=entity.unknown or EMPTY, ns=entity.ns,
         )  # fmt: skip

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from gpuflight.vis.layout.bundle import Bundle
-from gpuflight.vis.layout.item import Item, by_level, natural_key, nearest
+from gpuflight.vis.layout.item import Item, natural_key, nearest
 
 SWEEPS = 4
 _GROUND = frozenset(("Hardware",))
@@ -35,19 +35,24 @@ def _name_key(item: Item) -> tuple[tuple[int, int, str], ...]:
     return natural_key(item.label)
 
 
-def order(root: Item, bundles: Iterable[Bundle]) -> None:
-    """Sort the children of every box: first by kind and name, then by where their other ends are."""
-    outer = [item for item in by_level(root) if item.children]
-    small: set[Item] = set()  # stands in a group: no line ends there, and it is too small to be looked for by name
-    for box in outer:
-        if box.folds or box in small:
-            small.update([child for child in box.children if child.children])
+def _by_name(item: Item) -> tuple[bool, int, tuple[tuple[int, int, str], ...], int, str]:
+    return item.folds, _kind_rank(item), _name_key(item), len(item.id), item.id
+
+
+def order(outer: Sequence[Item], bundles: Iterable[Bundle]) -> None:
+    """Sort the children of all boxes (parents first, the root among them): first by kind and name, then by where their
+    other ends are. Depths and groups must be set."""
     boxes = [box for box in outer if len(box.children) > 1]
     for box in boxes:
-        if box in small:
-            box.children.sort(key=lambda item: (item.folds, item.kind, len(item.label), item.label, item.id))
-            continue
-        box.children.sort(key=lambda item: (item.folds, _kind_rank(item), _name_key(item), len(item.id), item.id))
+        if box.group is None:
+            box.children.sort(key=_by_name)
+        else:  # no line ends there, and it is too small to be looked for by name
+            children = box.children
+            keys = [
+                (item.folds, item.kind, len(item.label), item.label, item.id, at) for at, item in enumerate(children)
+            ]
+            keys.sort()
+            box.children = [children[at] for *_, at in keys]
     pulls: dict[Item, list[Item]] = defaultdict(list)
     for bundle in bundles:
         box, _, _ = bundle.inner
@@ -63,18 +68,21 @@ def order(root: Item, bundles: Iterable[Bundle]) -> None:
         box
         for box in boxes
         if not box.folds
-        and box not in small
+        and box.group is None
         and nearest(box, _GROUND) is None
         and any(child in pulls for child in box.children)
     ]
     for _ in range(SWEEPS):
-        _number(root)
+        _number(outer[0])
         for box in movable:
-            weights: dict[int, float] = {}
-            for child in box.children:
+            children = box.children
+            places = []
+            for at, child in enumerate(children):
                 ends = pulls.get(child)
-                weights[id(child)] = sum(end.order for end in ends) / len(ends) if ends else child.order
-            box.children.sort(key=lambda item: (item.kind == "Hardware", item.folds, weights[id(item)]))
+                weight = sum([end.order for end in ends]) / len(ends) if ends else child.order
+                places.append((child.kind == "Hardware", child.folds, weight, at))
+            places.sort()
+            box.children = [children[at] for *_, at in places]
 
 
 def _number(root: Item) -> None:

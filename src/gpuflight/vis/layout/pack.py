@@ -4,14 +4,16 @@ ribbon nor a tower."""
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
-from gpuflight.vis.layout.cards import CHIP_KINDS
-from gpuflight.vis.layout.item import Item, by_level
+from gpuflight.vis.layout.cards import CHIP_H, CHIP_KINDS, TEXT
+from gpuflight.vis.layout.item import Item, boxes_in
 from gpuflight.vis.text import width
 
-TITLE, TEXT = 12.0, 10.5  # font sizes
+TITLE = 12.0  # font size
 LINE = 15.0
-CHIP_H, CARD_MIN_W, CARD_MAX_W, CHIP_MAX_W = 20.0, 132.0, 236.0, 200.0
+CARD_MIN_W, CARD_MAX_W = 132.0, 236.0
 PAD, CHIP_GAP, ROW_GAP = 12.0, 6.0, 22.0
 GOLDEN = 1.6  # width to height a box aims at
 WIDE = 1.8  # the same of boxes that stand on a hardware band
@@ -30,10 +32,14 @@ def is_chip(item: Item) -> bool:
     return item.role == "chip" and not item.children
 
 
-def pack(root: Item) -> None:
-    """Set size and relative place of everything under ``root``, children before parents."""
+def pack(boxes: Sequence[Item]) -> None:
+    """Set size and relative place of everything in a root, which is the first of ``boxes``, all that hold others,
+    parents first. Groups must be set."""
+    root = boxes[0]
+    _pack_boxes(boxes[:0:-1])
     for child in root.children:
-        pack_inside(child)
+        if not child.children and child.role != "chip":
+            _size_leaf(child)
     _pack_rows(root, sorted_children(root), _target_width(root.children, ROW_GAP), ROW_GAP * 2)
 
 
@@ -42,12 +48,7 @@ def _title_width(item: Item) -> float:
 
 
 def _size_leaf(item: Item) -> None:
-    if item.role == "chip":
-        least = width(item.label, TEXT) + 31
-        item.w = 44.0 if least < 44.0 else least if least < CHIP_MAX_W else CHIP_MAX_W
-        item.h = CHIP_H
-        return
-    widest = max((width(line, TEXT) for line in item.lines), default=0.0)
+    widest = max([width(line, TEXT) for line in item.lines], default=0.0)
     item.w = min(CARD_MAX_W, max(CARD_MIN_W, _title_width(item), widest + 22))
     if item.bars:
         item.w = max(item.w, 176.0)
@@ -56,83 +57,148 @@ def _size_leaf(item: Item) -> None:
 
 
 def pack_inside(box: Item) -> None:
-    """Set the size of ``box`` and of all in it, children before parents, and their places within it."""
-    outer: list[Item] = []
-    small: set[Item] = set()  # stands in a group, so any fair place will do
-    for item in by_level(box):
-        if not item.children:
-            _size_leaf(item)
-            continue
-        outer.append(item)
-        if item.folds or item in small:
-            small.update([child for child in item.children if child.children])
-    for item in reversed(outer):
-        if item.folds:
-            _size_group(item)
+    """Set the size of ``box`` and of all in it, children before parents, and their places within it. Groups must be
+    set."""
+    if box.children:
+        _pack_boxes(boxes_in(box)[::-1])
+    elif box.role != "chip":
+        _size_leaf(box)
+
+
+def _pack_boxes(boxes: Iterable[Item]) -> None:
+    """The same of boxes that hold others, children before parents."""
+    alike: _Alike = {}
+    for box in boxes:
+        for item in box.children:
+            if not item.children and item.role != "chip":  # a chip has its size since it was written
+                _size_leaf(item)
+        if box.folds:
+            _size_group(box, alike)
         else:
-            _size_frame(item, item in small)
+            _size_frame(box, alike)
 
 
-def _size_group(item: Item) -> None:
-    area = sum([(child.w + CHIP_GAP) * (child.h + CHIP_GAP) for child in item.children])
+class _Content(NamedTuple):
+    """How the children of a box stand in it: their places, the size of all, and the scale at which they are drawn."""
+
+    places: list[tuple[float, float]]
+    w: float
+    h: float
+    scale: float = 1.0
+
+
+_Alike = dict[tuple[Any, ...], _Content]
+"""Contents that were packed already, by all that matters to them. In a big picture most boxes are a process in a group,
+with a few threads and sockets whose names are of one length: many are the same but for the words."""
+
+
+def _put(children: list[Item], content: _Content) -> None:
+    for child, place in zip(children, content.places, strict=True):
+        child.x, child.y = place
+
+
+def _size_group(item: Item, alike: _Alike) -> None:
+    children = item.children
     if is_chip(item):
-        item.header = 0.0
-        field_w, field_h = CHIP_FIELD_W, CHIP_H - 6
         text = min(280.0, width(item.label, TEXT) + 31)
-        item.w, item.h = text + field_w + 6, CHIP_H
-        left, top = text, 3.0
+        item.header = 0.0
+        item.w, item.h = text + CHIP_FIELD_W + 6, CHIP_H
+        key = (text, *[child.w for child in children], *[child.h for child in children])
+        content = alike.get(key)
+        if content is None:
+            alike[key] = content = _drawn_small(children, _area(children), text, 3.0, CHIP_FIELD_W, CHIP_H - 6)
     else:
+        area = _area(children)
         grow = min(4.0 if item.score >= 1 else 1.25, max(0.8, math.sqrt(area / 300_000)))  # idle ones stay small
         field_w, field_h = FIELD_W * grow, FIELD_H * grow
         item.header = 24 + LINE * len(item.lines)
         item.w = max(field_w + 16, min(300.0, _title_width(item)))
-        field_w = item.w - 16
         item.h = item.header + field_h + 8
-        left, top = 8.0, item.header
-    aim = math.sqrt(area * field_w / field_h)
-    widest = max([child.w for child in item.children])
-    content_w, content_h = _rows(item, item.children, max(aim, widest), CHIP_GAP, 0.0, 0.0)
-    scale = min(field_w / content_w, field_h / content_h, 0.8)
-    item.content_scale = scale
-    for child in item.children:
-        child.x = left + child.x * scale
-        child.y = top + child.y * scale
-    item.rows = []
+        content = _drawn_small(children, area, 8.0, item.header, item.w - 16, field_h)
+    item.content_scale = content.scale
+    _put(children, content)
 
 
-def _size_frame(item: Item, small: bool) -> None:
-    lines = LINE * (len(item.lines) + len(item.bars))
+def _area(children: list[Item]) -> float:
+    return sum([(child.w + CHIP_GAP) * (child.h + CHIP_GAP) for child in children])
+
+
+def _drawn_small(
+    children: list[Item], area: float, left: float, top: float, field_w: float, field_h: float
+) -> _Content:
+    """The members of a group in a field whose corner is at ``left`` and ``top``: in rows, left to right."""
+    limit = max([math.sqrt(area * field_w / field_h), *[child.w for child in children]]) + 0.01
+    places: list[tuple[float, float]] = []
+    x = y = row_h = widest = 0.0
+    for child in children:
+        w, h = child.w, child.h
+        if x and x + w > limit:
+            y += row_h + CHIP_GAP
+            x = row_h = 0.0
+        places.append((x, y))
+        x += w + CHIP_GAP
+        if h > row_h:
+            row_h = h
+        if x - CHIP_GAP > widest:
+            widest = x - CHIP_GAP
+    scale = min(field_w / widest, field_h / (y + row_h), 0.8)
+    return _Content([(left + x * scale, top + y * scale) for x, y in places], field_w, field_h, scale)
+
+
+def _size_frame(item: Item, alike: _Alike) -> None:
     item.role = "frame"
-    item.header = 26 + lines
+    item.header = 26 + LINE * (len(item.lines) + len(item.bars))
     least = min(320.0, _title_width(item) + 8)
-    if item.lines:
-        least = max(least, min(360.0, max([width(line, TEXT) for line in item.lines]) + 26))
+    for line in item.lines:
+        wide = width(line, TEXT) + 26
+        if wide > least:
+            least = wide if wide < 360.0 else 360.0
     if item.bars:
         least = max(least, 176.0)
-    if item.kind in _DEVICES:
+    if item.group is not None and item.kind == "Process":
+        inner_w, inner_h = _pack_small(item, least, alike)
+    elif item.kind in _DEVICES:
         item.content_scale = DEVICE_SCALE
         for child in item.children:
             child.w *= DEVICE_SCALE
             child.h *= DEVICE_SCALE
-    children = sorted_children(item)
-    ratio, gap = _ratio(item), _gap(item)
-    target = max(_target_width(item.children, gap, ratio), least - 2 * PAD)
-    hardware = [child for child in item.children if child.kind == "Hardware"]
-    if hardware and len(item.children) > 1:
-        inner_w, inner_h = _pack_host(item, hardware[0], children, target)
-    elif small:
-        widest = max([child.w for child in item.children])
-        inner_w, inner_h = _place_bands(item, children, max(target, widest), gap)
-    else:
-        inner_w, inner_h = _pack_rows(item, children, target, gap, ratio)
-    item.w = max(least, inner_w + 2 * PAD)
-    item.h = item.header + inner_h + PAD + min(28.0, 3.0 * max(0, item.child_links - 2))  # lanes under the last row
-    if item.kind in _DEVICES:
+        inner_w, inner_h = _pack_frame(item, least)
         for child in item.children:  # ``place`` shrinks them
             child.w /= DEVICE_SCALE
             child.h /= DEVICE_SCALE
+    else:
+        inner_w, inner_h = _pack_frame(item, least)
+    item.w = max(least, inner_w + 2 * PAD)
+    item.h = item.header + inner_h + PAD
+    if item.child_links > 2:
+        item.h += min(28.0, 3.0 * (item.child_links - 2))  # lanes under the last row
     if item.kind == "Hardware":
         _stretch(item)
+
+
+def _pack_small(item: Item, least: float, alike: _Alike) -> tuple[float, float]:
+    """The children of a process in a group, where no line ends and any fair place will do."""
+    children = item.children
+    key = (least, item.header, item.ground, *[(child.w, child.h, child.kind, child.ground) for child in children])
+    content = alike.get(key)
+    if content is None:
+        w, h = _pack_frame(item, least)
+        alike[key] = content = _Content([(child.x, child.y) for child in children], w, h)
+    else:
+        _put(children, content)
+    return content.w, content.h
+
+
+def _pack_frame(item: Item, least: float) -> tuple[float, float]:
+    children, bands = item.children, sorted_children(item)
+    ratio, gap = _ratio(item), _gap(item)
+    target = max(_target_width(children, gap, ratio), least - 2 * PAD)
+    hardware = [child for child in bands[-1] if child.kind == "Hardware"]
+    if hardware and len(children) > 1:
+        return _pack_host(item, hardware[0], bands, target)
+    if item.group is not None:
+        return _place_bands(item, bands, max([target, *[child.w for child in children]]), gap)
+    return _pack_rows(item, bands, target, gap, ratio)
 
 
 def _ratio(item: Item) -> float:
@@ -182,17 +248,21 @@ def _is_rail(item: Item) -> bool:
 
 def sorted_children(item: Item) -> list[list[Item]]:
     """Children in bands from top to bottom: chips, then boxes, then what is wired to the ground, then the ground."""
-    bands: list[list[Item]] = [[], [], [], []]
+    chips: list[Item] = []
+    boxes: list[Item] = []
+    wired: list[Item] = []
+    ground: list[Item] = []
+    is_ground = item.kind in ("Numa", "PciDevice")
     for child in item.children:
         if is_chip(child) or child.kind == "Elsewhere":
-            bands[0].append(child)
+            chips.append(child)
         elif child.kind == "Hardware" or _is_rail(child):
-            bands[3].append(child)
-        elif item.kind in ("Numa", "PciDevice"):  # ground itself: what work above is wired to stands on top
-            bands[1 if _accelerates(child) else 2].append(child)
+            ground.append(child)
+        elif is_ground:  # what work above is wired to stands on top
+            (boxes if _accelerates(child) else wired).append(child)
         else:
-            bands[2 if child.ground else 1].append(child)
-    return [band for band in bands if band]
+            (wired if child.ground else boxes).append(child)
+    return [band for band in (chips, boxes, wired, ground) if band]
 
 
 def _accelerates(item: Item) -> bool:
@@ -209,6 +279,8 @@ def _beside(bands: list[list[Item]]) -> list[list[Item]] | None:
 
 def _gap(item: Item) -> float:
     """Distance between rows: room for the lines that run there."""
+    if not item.child_links:
+        return ROW_GAP
     return ROW_GAP + min(56.0, 2.5 * item.child_links / max(1.0, math.sqrt(len(item.children))))
 
 
@@ -253,75 +325,60 @@ def _rows_penalty(bands: list[list[Item]]) -> float:
 
 
 def _place_bands(item: Item, bands: list[list[Item]], target: float, gap: float) -> tuple[float, float]:
-    item.rows = []
-    y = 0.0
-    widest = 0.0
-    for at, band in enumerate(bands):
-        chips = is_chip(band[0])
-        if at:
-            y += gap if not chips else CHIP_GAP
-        w, h = _rows(item, band, target, CHIP_GAP if chips else ROW_GAP * 0.8, y, CHIP_GAP if chips else gap)
-        widest = max(widest, w)
-        y += h
-    left = PAD if item.parent is not None else 0.0
-    top = item.header
+    """Place the bands of a box under each other; gives the size of all. Places are relative to the box."""
+    rows: list[tuple[float, float]] = []
+    left, top = PAD if item.parent is not None else 0.0, item.header
+    y = widest = 0.0
     for band in bands:
-        for child in band:
-            child.x += left
-            child.y += top
-    item.rows = [(row_top + top, row_bottom + top) for row_top, row_bottom in item.rows]
+        gap_x, gap_y = (CHIP_GAP, CHIP_GAP) if is_chip(band[0]) else (ROW_GAP * 0.8, gap)
+        if y:
+            y += gap_y
+        w, h = _rows(band, target, gap_x, gap_y, left, y, top, rows)
+        if w > widest:
+            widest = w
+        y += h
+    item.rows = rows
     return widest, y
 
 
-def _rows(item: Item, band: list[Item], target: float, gap_x: float, top: float, gap_y: float) -> tuple[float, float]:
-    """Left to right, then the next row; low boxes share a column as long as they fit beside a high one."""
+def _rows(
+    band: list[Item],
+    target: float,
+    gap_x: float,
+    gap_y: float,
+    left: float,
+    above: float,
+    top: float,
+    rows: list[tuple[float, float]],
+) -> tuple[float, float]:
+    """Left to right, then the next row; low boxes share a column as long as they fit beside a high one. The rows go to
+    ``rows``; gives the size of all. ``above`` is what the bands above take, ``top`` where the first of them begins."""
+    if len(band) == 1:
+        child = band[0]
+        child.x, child.y = left, above + top
+        rows.append((above + top, above + child.h + top))
+        return child.w + gap_x - gap_x, child.h  # as a sum, so that a band of one is exactly as wide as in a longer one
     x = y = row_h = widest = 0.0
-    gap_y = gap_y or CHIP_GAP
     column: Item | None = None
-    column_y = 0.0
+    column_x = column_y = 0.0
     stacking = gap_x > CHIP_GAP
     limit = target + 0.01
     for child in band:
         w, h = child.w, child.h
         if stacking and column is not None and not child.ground and column_y + gap_x + h <= row_h and w <= column.w:
-            child.x, child.y = column.x, top + y + column_y + gap_x
+            child.x, child.y = column_x + left, above + y + column_y + gap_x + top
             column_y += gap_x + h
             continue
         if x and x + w > limit:
-            item.rows.append((top + y, top + y + row_h))
+            rows.append((above + y + top, above + y + row_h + top))
             y += row_h + gap_y
             x = row_h = 0.0
-        child.x, child.y = x, top + y
-        column, column_y = child, h
+        child.x, child.y = x + left, above + y + top
+        column, column_x, column_y = child, x, h
         x += w + gap_x
         if h > row_h:
             row_h = h
         if x - gap_x > widest:
             widest = x - gap_x
-    item.rows.append((top + y, top + y + row_h))
+    rows.append((above + y + top, above + y + row_h + top))
     return widest, y + row_h
-
-
-def place(root: Item, margin: float) -> None:
-    """Make every place absolute."""
-    root.x = root.y = margin
-    root.scale = 1.0
-    place_inside(root)
-
-
-def place_inside(root: Item) -> None:
-    """Make the places of all that is in ``root`` absolute, whose own place and scale are."""
-    for item in by_level(root):
-        if not item.children:
-            continue
-        x, y, scale = item.x, item.y, item.scale
-        inner = scale * item.content_scale
-        if item.rows and scale != 1.0:
-            item.rows = [(top * scale, bottom * scale) for top, bottom in item.rows]
-        for child in item.children:
-            child.x = x + child.x * scale
-            child.y = y + child.y * scale
-            child.scale = inner
-            child.w *= inner
-            child.h *= inner
-            child.header *= inner

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable
-from itertools import islice, repeat
-from typing import Protocol
+from typing import Any, Protocol
 
 from gpuflight.graph import Graph
 from gpuflight.graph.element import EMPTY
 from gpuflight.vis.base import LayoutOptions
 from gpuflight.vis.layout.bundle import Bundle, Bundles, route_label
-from gpuflight.vis.layout.item import Item, by_level
+from gpuflight.vis.layout.item import Item
+from gpuflight.vis.layout.place import places_in
+from gpuflight.vis.layout.wires import Wires
 from gpuflight.vis.model import Box, LayoutGraph, LegendEntry, Route
 from gpuflight.vis.text import plural
 from gpuflight.vis.visual import CATEGORIES, KIND_CATEGORY, KIND_NOUN, MEDIA
@@ -28,16 +29,14 @@ class Placed(Protocol):
     root: Item
     items: dict[str, Item]
     notes: list[str]
+    wires: Wires
 
 
 def finish(name: str, forest: Placed, bundles: Bundles, drawn: Iterable[Bundle]) -> LayoutGraph:
     """The picture of layout ``name``, made of placed items and the bundles that are to be lines."""
     options = forest.options
     routes: list[Route] = []
-    links = bundles.links
-    drawn = list(drawn)
-    places = rounded([place for bundle in drawn for point in bundle.points for place in point], repeat(1))
-    points = zip(places[::2], places[1::2], strict=True)
+    links = forest.wires.links
     for number, bundle in enumerate(drawn):
         for index in bundle.links:
             links[index].route = number
@@ -47,7 +46,7 @@ def finish(name: str, forest: Placed, bundles: Bundles, drawn: Iterable[Bundle])
                 target=bundle.second.id,
                 medium=bundle.medium,
                 label=route_label(bundle, links),
-                points=list(islice(points, len(bundle.points))),
+                points=[(rounded(x, 1), rounded(y, 1)) for x, y in bundle.points],
                 forward=bundle.forward,
                 backward=bundle.backward,
                 weight=bundle.weight,
@@ -67,10 +66,10 @@ def finish(name: str, forest: Placed, bundles: Bundles, drawn: Iterable[Bundle])
         width=round(width, 1),
         height=round(height, 1),
         boxes=boxes,
-        links=bundles.links,
+        links=links,
         routes=routes,
         kinds=_kinds(forest),
-        media=_media(bundles),
+        media=_media(forest),
         nodes_count=len(forest.graph.nodes),
         edges_count=len(forest.graph.edges),
         environment=options.environment,
@@ -95,78 +94,102 @@ _SHIFT = 1.5 * 2**52
 """A double this large has no room for a fraction: what is added to it, and taken off again, is a whole number."""
 
 
-def rounded(numbers: Iterable[float], digits: Iterable[int]) -> list[float]:
-    """What ``round`` gives for each number and its digits, in a third of the time: only what is near the middle of two
-    needs its exact arithmetic; a whole number over a power of ten is the nearest double without it."""
-    return [
-        whole / power
-        if -0.49 < (scaled := number * (power := _POWERS[digit])) - (whole := scaled + _SHIFT - _SHIFT) < 0.49
-        else round(number, digit)
-        for number, digit in zip(numbers, digits, strict=False)
-    ]
-
-
 _POWERS = [10.0**digits for digits in range(8)]
 
 
+def rounded(number: float, digits: int) -> float:
+    """What ``round`` gives, in a third of the time: only what is near the middle of two needs its exact arithmetic; a
+    whole number over a power of ten is the nearest double without it."""
+    power = _POWERS[digits]
+    scaled = number * power
+    whole = scaled + _SHIFT - _SHIFT
+    return whole / power if -0.49 < scaled - whole < 0.49 else round(number, digits)
+
+
 def _boxes(root: Item) -> list[Box]:
-    """The tree of items as boxes; built from the leaves up, without recursion."""
-    items = by_level(root)[:0:-1]
-    # what is drawn small needs finer places
-    digits = [2 if item.scale > 0.2 else 4 if item.scale > 0.005 else 7 for item in items]
-    scales = {scale: round(scale, 5) for scale in {item.scale for item in items}}
-    headers = {height: round(height, 2) for height in {item.header for item in items}}
-    inside: defaultdict[Item | None, list[Box]] = defaultdict(list)
-    for item, x, y, w, h in zip(
-        items,
-        rounded([item.x for item in items], digits),
-        rounded([item.y for item in items], digits),
-        rounded([item.w for item in items], digits),
-        rounded([item.h for item in items], digits),
-        strict=True,
-    ):
-        entity = item.entity
-        # more than 30 arguments, a keyword counting twice, are handed over in a dictionary, at six times the price
-        box = Box(
-            item.id,
-            item.kind,
-            item.label,
-            _category(item),
-            "group" if item.folds else item.role,
-            x,
-            y,
-            w,
-            h,
-            scale=scales[item.scale],
-            header=headers[item.header],
-            lines=item.lines,
-            bars=item.bars,
-            attributes=entity.attributes or EMPTY if entity is not None else EMPTY,
-            metrics=entity.metrics or EMPTY if entity is not None else EMPTY,
-            unknown=entity.unknown or EMPTY if entity is not None else EMPTY,
-            ns=entity.ns if entity is not None else "",
-            rule=item.rule,
-            count=item.count,
-        )
-        if item.children:
-            box.children = children = inside.pop(item)
-            children.reverse()
-            box.count += sum([child.count for child in children])
-        if entity is None:
-            box.missing = item.missing
-            box.synthetic = not item.missing
-        inside[item.parent].append(box)
-    return inside[root][::-1]
+    """The boxes of all that stands in ``root``, without recursion. What stands in groups gets its place here, where
+    that is read (see ``place``).
 
-
-def _category(item: Item) -> str:
-    """That of the kind; a group has that of its members."""
-    kind = item.children[0].kind if item.folds and item.children else item.kind
-    return KIND_CATEGORY.get(kind, "group" if item.entity is None else "bus")
+    Neighbours are mostly alike: of one kind, in a row, with names of one length. So what is as before is not rounded
+    again.
+    """
+    nothing: list[Any] = []
+    outermost: list[Box] = []
+    holders = [(root, outermost)]  # items, and where the boxes of their children go
+    around: list[Box] = []  # the boxes of these items, but for the root
+    last_scale = last_y = last_w = last_h = -1.0
+    for holder, boxes in holders:  # grows while it is read
+        placed = holder.group is None and not holder.folds
+        left, top, by, inner = (0.0, 0.0, 1.0, 1.0) if placed else places_in(holder)
+        for item in holder.children:
+            scale = item.scale if placed else inner
+            if scale != last_scale:
+                last_scale, last_y, last_w, last_h = scale, -1.0, -1.0, -1.0
+                digits = 2 if scale > 0.2 else 4 if scale > 0.005 else 7  # what is drawn small needs finer places
+                shown_scale = rounded(scale, 5)
+            x = left + item.x * by
+            if (now := top + item.y * by) != last_y:
+                last_y = now
+                y = rounded(now, digits)
+            if (now := item.w * inner) != last_w:
+                last_w = now
+                w = rounded(now, digits)
+            if (now := item.h * inner) != last_h:
+                last_h = now
+                h = rounded(now, digits)
+            kind = item.kind
+            children = item.children
+            entity = item.entity
+            if entity is not None:
+                role = item.role
+                category = KIND_CATEGORY.get(kind, "bus")
+                attributes, metrics, unknown = entity.attributes, entity.metrics, entity.unknown
+                ns = entity.ns
+            else:
+                role = "group" if item.folds else item.role
+                category = KIND_CATEGORY.get(children[0].kind if item.folds else kind, "group")
+                attributes = metrics = unknown = EMPTY
+                ns = ""
+            box = Box(  # by place: a keyword each would cost half as much again
+                item.id,
+                kind,
+                item.label,
+                category,
+                role,
+                rounded(x, digits),
+                y,
+                w,
+                h,
+                shown_scale,
+                rounded(item.header * inner, 2) if item.header else 0.0,
+                [*item.lines] if item.lines else nothing,
+                [*item.bars] if item.bars else nothing,
+                [] if children else nothing,
+                attributes or EMPTY,
+                metrics or EMPTY,
+                unknown or EMPTY,
+                ns,
+            )
+            if entity is None:
+                box.rule = item.rule
+                box.count = item.count
+                box.missing = item.missing
+                box.synthetic = not item.missing
+            boxes.append(box)
+            if children:
+                holders.append((item, box.children))
+                around.append(box)
+                if not placed:
+                    item.x, item.y, item.scale = x, last_y, scale
+    for box in reversed(around):
+        box.count += sum([child.count for child in box.children])
+    return outermost
 
 
 def _kinds(forest: Placed) -> list[LegendEntry]:
-    counts = Counter([item.kind for item in forest.items.values() if item.entity is not None])
+    counts: Counter[str] = Counter()
+    for cls, count in Counter([type(entity) for entity in forest.graph.nodes.values()]).items():
+        counts[str(cls.__struct_config__.tag)] += count
     ranks = {category: rank for rank, category in enumerate(CATEGORIES)}
     entries = [
         LegendEntry(kind, KIND_NOUN.get(kind, kind), KIND_CATEGORY.get(kind, "bus"), count)
@@ -175,6 +198,8 @@ def _kinds(forest: Placed) -> list[LegendEntry]:
     return sorted(entries, key=lambda entry: (ranks[entry.category], entry.key))
 
 
-def _media(bundles: Bundles) -> list[LegendEntry]:
-    counts = Counter([link.medium for link in bundles.links])
+def _media(forest: Placed) -> list[LegendEntry]:
+    counts: Counter[str] = Counter()
+    for sort, count in Counter(forest.wires.sorts).items():
+        counts[sort.medium] += count
     return [LegendEntry(medium, MEDIA[medium][0], medium, counts[medium]) for medium in MEDIA if counts[medium]]

@@ -28,11 +28,15 @@ class _Way:
         self.lane = 0
 
 
+_End = tuple[float, str, str, str, int, _Way, bool]
+"""An end of a line at a side of a box: where its other end is, what tells it from others there, which way it is of."""
+
+
 def route(bundles: Iterable[Bundle]) -> None:
     """Set ``points`` of every bundle; places must be absolute."""
     ways: list[_Way] = []
-    sides: dict[tuple[int, str], list[tuple[float, _Way, bool]]] = defaultdict(list)
-    for bundle in bundles:
+    sides: dict[tuple[int, str], list[_End]] = defaultdict(list)
+    for number, bundle in enumerate(bundles):
         box, below_a, below_b = bundle.inner
         a, b = bundle.first, bundle.second
         if box is a or box is b:
@@ -52,10 +56,11 @@ def route(bundles: Iterable[Bundle]) -> None:
         else:
             side_a, side_b, upper = "top", "bottom", row_a - 1
         way.gutter = _gutter(box, upper, below_a, below_b)
-        sides[id(a), side_a].append((way.xb, way, True))
-        sides[id(b), side_b].append((way.xa, way, False))
-    for (_, _side), ends in sides.items():
-        _spread(ends)
+        sides[id(a), side_a].append((way.xb, bundle.medium, a.id, b.id, number, way, True))
+        sides[id(b), side_b].append((way.xa, bundle.medium, a.id, b.id, number, way, False))
+    for ends in sides.values():
+        if len(ends) > 1:
+            _spread(ends)
     _assign_lanes(ways)
 
 
@@ -89,30 +94,29 @@ def _meet(a: Item, b: Item) -> tuple[float, float]:
 
 def _clamp(x: float, item: Item) -> float:
     inset = min(INSET, item.w / 3)
-    return min(max(x, item.x + inset), item.x + item.w - inset)
+    left, right = item.x + inset, item.x + item.w - inset
+    return right if x > right else left if x < left else x
 
 
-def _spread(ends: list[tuple[float, _Way, bool]]) -> None:
+def _spread(ends: list[_End]) -> None:
     """Keep the ends at one side of a box apart, in the order of their other ends."""
-    if len(ends) < 2:
-        return
-    way = ends[0][1]
-    item = way.bundle.first if ends[0][2] else way.bundle.second
+    ends.sort()
+    *_, way, is_first = ends[0]
+    item = way.bundle.first if is_first else way.bundle.second
     inset = min(INSET, item.w / 3)
     low, high = item.x + inset, item.x + item.w - inset
     gap = min(PORT_GAP, (high - low) / (len(ends) - 1))
-    ends.sort(key=lambda end: (end[0], end[1].bundle.medium, end[1].bundle.first.id, end[1].bundle.second.id))
     at = low
     places: list[float] = []
-    for index, (_, way, is_first) in enumerate(ends):
+    for *_, way, is_first in ends:
         wanted = way.xa if is_first else way.xb
-        at = max(wanted, at if index == 0 else at + gap)
-        places.append(at)
+        places.append(wanted if wanted > at else at)
+        at = places[-1] + gap
     most = high
     for index in range(len(places) - 1, -1, -1):
         places[index] = most = min(places[index], most)
         most -= gap
-    for place, (_, way, is_first) in zip(places, ends, strict=True):
+    for place, (*_, way, is_first) in zip(places, ends, strict=True):
         if is_first:
             way.xa = place
         else:
@@ -120,21 +124,21 @@ def _spread(ends: list[tuple[float, _Way, bool]]) -> None:
 
 
 def _assign_lanes(ways: list[_Way]) -> None:
-    gutters: dict[tuple[int, float, float], list[_Way]] = defaultdict(list)
-    for way in ways:
-        gutters[way.gutter].append(way)
+    gutters: dict[tuple[int, float, float], list[tuple[float, float, str, str, int, _Way]]] = defaultdict(list)
+    for number, way in enumerate(ways):
+        left, right = (way.xa, way.xb) if way.xa < way.xb else (way.xb, way.xa)
+        gutters[way.gutter].append((left, -right, way.bundle.first.id, way.bundle.second.id, number, way))
     for (_, top, bottom), crossing in gutters.items():
-        crossing.sort(
-            key=lambda way: (min(way.xa, way.xb), -max(way.xa, way.xb), way.bundle.first.id, way.bundle.second.id)
-        )
+        crossing.sort()
         ends: list[float] = []  # where the last line of each lane ends
-        for way in crossing:
-            left, right = min(way.xa, way.xb), max(way.xa, way.xb)
+        for left, right, _, _, _, way in crossing:
+            right = -right
             if right - left < 1.0:
                 way.lane = -1
                 continue
+            free = left - 4
             for lane, end in enumerate(ends):
-                if end < left - 4:
+                if end < free:
                     way.lane = lane
                     ends[lane] = right
                     break
@@ -146,7 +150,7 @@ def _assign_lanes(ways: list[_Way]) -> None:
                     way.lane = len(ends)
                     ends.append(right)
         step = (bottom - top) / (len(ends) + 1)
-        for way in crossing:
+        for *_, way in crossing:
             _draw(way, top + step * (way.lane + 1))
 
 

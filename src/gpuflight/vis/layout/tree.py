@@ -9,16 +9,21 @@ lost: ownership in a circle is cut at its first member.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from operator import attrgetter
 
 from gpuflight.graph import Graph
-from gpuflight.graph.element import EdgeKey
 from gpuflight.vis.base import LayoutOptions
+from gpuflight.vis.layout.cards import items_of
 from gpuflight.vis.layout.hardware import HARDWARE_KINDS, nest_hardware
-from gpuflight.vis.layout.item import Item, by_level, common_ancestor, set_depths, walk
+from gpuflight.vis.layout.item import Item, common_ancestor, set_depths, walk
+from gpuflight.vis.layout.wires import RUNNING, read_wires
 from gpuflight.vis.text import plural
 
 HOLDER_RANK = {"Container": 0, "Unit": 1, "Pod": 2, "Host": 3}
 STRUCTURAL = frozenset(("Host", "Pod", "Container", "Unit", "Process", "Thread"))
+_ID = attrgetter("id")
 
 
 class Forest:
@@ -28,19 +33,20 @@ class Forest:
         self.graph = graph
         self.options = options
         self.root = Item("picture", "Picture")
-        self.items: dict[str, Item] = {
-            node_id: Item(node_id, entity.kind, entity) for node_id, entity in graph.nodes.items()
-        }
+        self.boxes: list[Item] = []  # the root and all that hold others, parents first; once folded
+        self.items: dict[str, Item] = items_of(graph)
         self.notes: list[str] = list(options.notes)
-        self.far_ends: dict[str, tuple[str, str] | None] | None = None  # of sockets, once folding asks
-        self.used: set[EdgeKey] = set()  # deploy edges that nesting already shows
-        self._add_missing()
-        self.holders: dict[str, list[str]] = defaultdict(list)  # child → Host/RunOn/Belong parents
-        self.owners: dict[str, list[str]] = defaultdict(list)  # child → Own parents
-        self.users: dict[str, list[str]] = defaultdict(list)  # thing → processes at its data edges
-        self.flows: list[EdgeKey] = []  # the edges in which data flows
-        self.deploys: list[EdgeKey] = []  # the edges that say what holds what
-        self._read_edges()
+        self.far_ends: dict[Item, tuple[str, str] | None] | None = None  # of sockets, once folding asks
+        self.used: set[int] = set()  # the deploy edges, by number, that nesting already shows
+        self.wires, self.missing = read_wires(graph, self.items)
+        if self.missing:
+            self.notes.append(
+                f"{plural(len(self.missing), 'entity')} named by an edge but not in the graph: drawn apart, dashed"
+            )
+        self.holders: dict[Item, list[Item]] = defaultdict(list)  # child → Host/RunOn/Belong parents
+        self.owners: dict[Item, list[Item]] = defaultdict(list)  # child → Own parents
+        self.users: dict[Item, list[Item]] = defaultdict(list)  # thing → processes at its data edges
+        self._read_wires()
 
     def fresh_id(self, wanted: str) -> str:
         """An id for a box of ours that no entity has."""
@@ -48,189 +54,167 @@ class Forest:
             wanted += "'"
         return wanted
 
-    def _add_missing(self) -> None:
-        missing: list[Item] = []
-        items = self.items
-        for source, target, _ in self.graph.edges:
-            if source in items and target in items:
+    def _read_wires(self) -> None:
+        owners, holders, users = self.owners, self.holders, self.users
+        for sort, source, target in self.wires:
+            if not sort.nests or source is target:
                 continue
-            for end in (source, target):
-                if end not in items:
-                    kind = end.partition("(")[0] if "(" in end else "?"
-                    items[end] = item = Item(end, kind if kind.isidentifier() else "?", None, end)
-                    item.missing = True
-                    missing.append(item)
-        self.missing = missing
-        if missing:
-            self.notes.append(
-                f"{plural(len(missing), 'entity')} named by an edge but not in the graph: drawn apart, dashed"
-            )
-
-    def _read_edges(self) -> None:
-        items, owners, holders, users = self.items, self.owners, self.holders, self.users
-        for key, edge in self.graph.edges.items():
-            source, target, kind = key
-            category = edge.category
-            if category == "data_stream":
-                self.flows.append(key)
-            elif category == "deploy":
-                self.deploys.append(key)
-            if source == target:
-                continue
+            kind = sort.kind
             if kind == "Own":
                 owners[target].append(source)
             elif kind == "Host":
                 holders[target].append(source)
             elif kind in ("Belong", "RunOn"):
                 holders[source].append(target)
-            elif category == "data_stream":
-                if items[source].kind in ("Process", "Thread"):
+            else:
+                if sort.source_kind in RUNNING:
                     users[target].append(source)
-                if items[target].kind in ("Process", "Thread"):
+                if sort.target_kind in RUNNING:
                     users[source].append(target)
 
     def build(self) -> None:
         """Nest everything under ``root`` and set depths."""
-        parents: dict[str, str] = {}
-        by_pid = self._pids()
-        for node_id, item in self.items.items():
-            if item.kind in STRUCTURAL and item.entity is not None:
-                parent = self._structural_parent(item, by_pid)
-                if parent:
-                    parents[node_id] = parent
-        nest_hardware(self.graph, self.items, parents, self.holders)
-        self._cut_circles(parents)
-        frames = self._frames()
+        parents: dict[Item, Item] = {}
+        standing: list[Item] = []  # structure and hardware: of these others may stand in
+        hardware: list[Item] = []
         later: list[Item] = []
-        for node_id, item in self.items.items():
+        for item in self.items.values():
             if item.entity is None:
                 continue
-            parent_id = parents.get(node_id)
-            if parent_id is not None:
-                self.items[parent_id].adopt(item)
-            elif item.kind in STRUCTURAL or item.kind in HARDWARE_KINDS:
-                frames.place(item)
+            if item.kind in STRUCTURAL:
+                standing.append(item)
+                parent = self._structural_parent(item)
+                if parent is not None:
+                    parents[item] = parent
+            elif item.kind in HARDWARE_KINDS:
+                standing.append(item)
+                hardware.append(item)
             else:
                 later.append(item)
+        nest_hardware(self.graph, self.items, hardware, parents, self.holders)
+        self._cut_circles(parents)
+        frames = _Frames(self)
+        for item in standing:
+            parent = parents.get(item)
+            if parent is not None:
+                parent.adopt(item)
+            else:
+                frames.place(item)
         set_depths(self.root)
         self._place_shared(later, frames)
-        set_depths(self.root)
-        self._flatten_depths()
+        self._flatten_depths(set_depths(self.root))
         self._place_missing()
         self._note_used()
 
-    def _pids(self) -> dict[tuple[str, int], str]:
-        found: dict[tuple[str, int], str] = {}
-        for node_id, item in self.items.items():
+    @cached_property
+    def _by_pid(self) -> dict[tuple[str, int], Item]:
+        found: dict[tuple[str, int], Item] = {}
+        for item in self.items.values():
             if item.kind == "Process" and item.entity is not None:
                 pid = getattr(item.entity, "pid", None)
                 if isinstance(pid, int):
-                    found[item.ns, pid] = node_id
+                    found[item.ns, pid] = item
         return found
 
-    def _structural_parent(self, item: Item, by_pid: dict[tuple[str, int], str]) -> str | None:
-        owner = self._owner(item) if item.kind in ("Process", "Thread") else None
-        if owner is not None and item.kind == "Thread":
+    def _structural_parent(self, item: Item) -> Item | None:
+        kind = item.kind
+        owner = self._owner(item) if kind in RUNNING else None
+        if owner is not None and kind == "Thread":
             return owner
         holder = self._holder(item)
-        if owner is None and item.kind == "Process" and item.entity is not None:
+        if owner is None and kind == "Process" and item.entity is not None:
             ppid = item.entity.attributes.get("ppid")  # graphs without Own edges between processes (old ones)
             if isinstance(ppid, int):
-                owner = by_pid.get((item.ns, ppid))
-                if owner == item.id:
+                owner = self._by_pid.get((item.ns, ppid))
+                if owner is item:
                     owner = None
         if owner is None:
             return holder
-        if holder is None or self.items[holder].kind == "Host" or holder in self.holders.get(owner, ()):
+        if holder is None or holder.kind == "Host" or holder in self.holders.get(owner, ()):
             return owner
         return holder
 
-    def _owner(self, item: Item) -> str | None:
+    def _owner(self, item: Item) -> Item | None:
         """The process or thread that owns it, the first by id."""
-        found: str | None = None
-        for owner in self.owners.get(item.id, ()):
-            box = self.items[owner]
-            if box.kind in ("Process", "Thread") and box.entity is not None and (found is None or owner < found):
+        found: Item | None = None
+        for owner in self.owners.get(item, ()):
+            if owner.kind in RUNNING and owner.entity is not None and (found is None or owner.id < found.id):
                 found = owner
         return found
 
-    def _holder(self, item: Item) -> str | None:
+    def _holder(self, item: Item) -> Item | None:
         """The nearest container, unit, pod or host that holds it; of several of one kind, the first by id."""
         least = HOLDER_RANK.get(item.kind, 0)
-        found: tuple[int, str] | None = None
-        for holder in self.holders.get(item.id, ()):
-            box = self.items[holder]
-            rank = HOLDER_RANK.get(box.kind, -1)
-            if rank >= least and box.entity is not None and (found is None or (rank, holder) < found):
-                found = rank, holder
-        return found[1] if found is not None else None
+        found: Item | None = None
+        first = len(HOLDER_RANK), ""
+        for holder in self.holders.get(item, ()):
+            rank = HOLDER_RANK.get(holder.kind, -1)
+            if rank >= least and holder.entity is not None and (rank, holder.id) < first:
+                first = rank, holder.id
+                found = holder
+        return found
 
-    def _cut_circles(self, parents: dict[str, str]) -> None:
-        state: dict[str, int] = {}  # 1 on the way up now, 2 known to reach a root
+    def _cut_circles(self, parents: dict[Item, Item]) -> None:
+        safe: set[Item] = set()  # known to reach a root
         cut = 0
-        for start in list(parents):
-            way: list[str] = []
-            node: str | None = start
-            while node is not None and node not in state:
-                state[node] = 1
-                way.append(node)
+        for start, above in list(parents.items()):
+            if above in safe or above not in parents:
+                safe.add(start)
+                continue
+            way: dict[Item, None] = {}
+            node: Item | None = start
+            while node is not None and node not in safe:
+                if node in way:
+                    circle = list(way)
+                    del parents[min(circle[circle.index(node) :], key=_ID)]
+                    cut += 1
+                    break
+                way[node] = None
                 node = parents.get(node)
-            if node is not None and state[node] == 1:
-                first = min(way[way.index(node) :])
-                del parents[first]
-                cut += 1
-            for passed in way:
-                state[passed] = 2
+            safe.update(way)
         if cut:
             self.notes.append(f"{plural(cut, 'circle')} of ownership: cut at the first member, the cut edge is drawn")
-
-    def _frames(self) -> _Frames:
-        return _Frames(self)
 
     def _place_shared(self, later: list[Item], frames: _Frames) -> None:
         """Endpoints and shared things: into the smallest box around their holders, else around their users.
 
         A holder may itself be such a thing (a stream in a session), so those wait until their holder has its place.
         """
-        items = self.items
-        placed = {item.id for item in by_level(self.root)}
-        opened: set[str] = set()
+        opened: set[Item] = set()
         for start in later:
             stack = [start]
             while stack:
                 item = stack[-1]
-                if item.id in placed:
+                if item.parent is not None:  # it has its place
                     stack.pop()
                     continue
-                around = self._around(item, placed)
-                if waiting := [other for other in around if other not in placed]:
-                    if first := [items[other] for other in waiting if other not in opened]:
-                        opened.add(item.id)
+                around = self._around(item)
+                if waiting := [other for other in around if other.parent is None]:
+                    if first := [other for other in waiting if other not in opened]:
+                        opened.add(item)
                         stack.extend(first)
                         continue
                     # a holder that is not placed now waits for this one: they hold each other in a circle
-                    around = [other for other in around if other in placed]
+                    around = [other for other in around if other.parent is not None]
                 self._place_around(item, around, frames)
-                placed.add(item.id)
                 stack.pop()
 
-    def _around(self, item: Item, placed: set[str]) -> list[str]:
-        items = self.items
-        holders = self.holders.get(item.id) or self.owners.get(item.id) or ()
-        around = [holder for holder in holders if items[holder].entity is not None]
-        if work := [holder for holder in around if items[holder].kind not in HARDWARE_KINDS]:
+    def _around(self, item: Item) -> Sequence[Item]:
+        holders = self.holders.get(item) or self.owners.get(item) or ()
+        around = [holder for holder in holders if holder.entity is not None]
+        if work := [holder for holder in around if holder.kind not in HARDWARE_KINDS]:
             return work
-        users = [user for user in self.users.get(item.id, ()) if user in placed]
+        users = [user for user in self.users.get(item, ()) if user.parent is not None]
         return users or around  # a segment in /dev/shm stands with its users, not in the mount
 
-    def _place_around(self, item: Item, around: list[str], frames: _Frames) -> None:
+    def _place_around(self, item: Item, around: Sequence[Item], frames: _Frames) -> None:
         if not around:
             frames.place(item)
             item.depth = item.parent.depth + 1 if item.parent else 0
             return
-        box = self.items[around[0]]
+        box = around[0]
         for other in around[1:]:
-            box = common_ancestor(box, self.items[other])
+            box = common_ancestor(box, other)
         while box.kind == "Thread" and box.parent is not None and box.parent.kind == "Process":
             box = box.parent  # endpoints are read at the process
         if box is self.root:
@@ -239,14 +223,10 @@ class Forest:
             box.adopt(item)
         item.depth = item.parent.depth + 1 if item.parent else 0
 
-    def _flatten_depths(self) -> None:
+    def _flatten_depths(self, boxes: Iterable[Item]) -> None:
         limit = self.options.depth_max
-        deep: dict[str, list[Item]] = {}
-        for item in by_level(self.root):
-            if item.depth == limit and item.children:
-                deep[item.id] = walk(item)[1:]
-        for box_id, below in deep.items():
-            box = self.items[box_id]
+        deep = [(box, walk(box)[1:]) for box in boxes if box.depth == limit and box.children]
+        for box, below in deep:
             for inner in below:
                 inner.children = []
             box.children = []
@@ -254,7 +234,7 @@ class Forest:
                 box.adopt(inner)
                 inner.depth = limit + 1
         if deep:
-            count = sum(map(len, deep.values()))
+            count = sum(len(below) for _, below in deep)
             self.notes.append(f"{plural(count, 'entity')} nested deeper than {limit} boxes: side by side at that depth")
 
     def _place_missing(self) -> None:
@@ -270,17 +250,18 @@ class Forest:
 
     def _note_used(self) -> None:
         """Deploy edges that nesting shows: their inner end stands in their outer one."""
-        items = self.items
-        for key in self.deploys:
-            outer, inner, kind = key
-            if kind in ("Belong", "RunOn"):
-                outer, inner = inner, outer
-            box = items[outer]
-            item = items[inner].parent
-            while item is not None and item.depth > box.depth:
+        used = self.used
+        for number, (sort, box, inner) in enumerate(self.wires):
+            if sort.category != "deploy":
+                continue
+            if sort.kind in ("Belong", "RunOn"):
+                box, inner = inner, box
+            depth = box.depth
+            item = inner.parent
+            while item is not None and item.depth > depth:
                 item = item.parent
             if item is box:
-                self.used.add(key)
+                used.add(number)
 
 
 class _Frames:
@@ -291,11 +272,10 @@ class _Frames:
         self.hosts: dict[str, Item] = {}
         self.hardware: dict[str, Item] = {}
         self.elsewhere: Item | None = None
-        hosts = [item for item in forest.items.values() if item.kind == "Host" and item.entity is not None]
-        for item in hosts:
-            self.hosts.setdefault(item.ns, item)
-        total = sum(1 for item in forest.items.values() if item.entity is not None)
-        self.bare = total <= 1  # a lone entity needs no host around it
+        for item in forest.items.values():
+            if item.kind == "Host" and item.entity is not None:
+                self.hosts.setdefault(item.ns, item)
+        self.bare = len(forest.graph.nodes) <= 1  # a lone entity needs no host around it
 
     def place(self, item: Item) -> None:
         """Put ``item`` into the frame of its namespace."""
