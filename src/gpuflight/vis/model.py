@@ -36,7 +36,8 @@ class Box(Struct, gc=False, omit_defaults=True):
     zooming in. ``rule`` says, for a group, why these were folded; ``count`` how many entities it stands for, deep.
     ``missing`` marks an entity that an edge names but the graph does not hold. ``change``: what a comparison found,
     ``added``, ``removed`` or ``changed`` (set by ``gpuflight.vis.changes``). Attributes and metrics are the entity's
-    own, where it has none the read-only ``EMPTY``: not to be changed in place.
+    own, where it has none the read-only ``EMPTY``: not to be changed in place. Nor are the lists: boxes without lines,
+    bars or children share one.
     """
 
     id: str

@@ -210,16 +210,20 @@ def _far_ends(forest: Forest) -> dict[Item, tuple[str, str] | None]:
     """For each socket, the box (id, label) that holds the other ends of its connections, None if it is not one; made
     once."""
     if forest.far_ends is None:
-        wires = [wire for wire in forest.wires if wire[0].kind == "ConnectTo"]
-        ends = {source for _, source, _ in wires} | {target for _, _, target in wires}
-        same: dict[tuple[str, str], tuple[str, str]] = {}
-        homes = {end: same.setdefault(home := _home(end), home) for end in ends}
         found: dict[Item, tuple[str, str] | None] = {}
-        for _, source, target in wires:
-            first, second = homes[source], homes[target]
-            if found.setdefault(source, second) is not second:
+        homes: dict[Item, tuple[str, str]] = {}
+        same: dict[tuple[str, str], tuple[str, str]] = {}
+        for sort, source, target in forest.wires:
+            if sort.kind != "ConnectTo":
+                continue
+            for end in (source, target):
+                if end not in homes:
+                    home = _home(end)
+                    homes[end] = same.setdefault(home, home)
+            near, far = homes[source], homes[target]
+            if found.setdefault(source, far) is not far:
                 found[source] = None
-            if found.setdefault(target, first) is not first:
+            if found.setdefault(target, near) is not near:
                 found[target] = None
         forest.far_ends = found
     return forest.far_ends

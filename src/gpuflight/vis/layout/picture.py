@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable
 from typing import Any, Protocol
@@ -117,14 +118,14 @@ def _boxes(root: Item) -> list[Box]:
     outermost: list[Box] = []
     holders = [(root, outermost)]  # items, and where the boxes of their children go
     around: list[Box] = []  # the boxes of these items, but for the root
-    last_scale = last_y = last_w = last_h = -1.0
+    last_scale = last_y = last_w = last_h = math.nan  # which nothing equals
     for holder, boxes in holders:  # grows while it is read
         placed = holder.group is None and not holder.folds
         left, top, by, inner = (0.0, 0.0, 1.0, 1.0) if placed else places_in(holder)
         for item in holder.children:
             scale = item.scale if placed else inner
             if scale != last_scale:
-                last_scale, last_y, last_w, last_h = scale, -1.0, -1.0, -1.0
+                last_scale, last_y, last_w, last_h = scale, math.nan, math.nan, math.nan
                 digits = 2 if scale > 0.2 else 4 if scale > 0.005 else 7  # what is drawn small needs finer places
                 shown_scale = rounded(scale, 5)
             x = left + item.x * by
@@ -137,6 +138,10 @@ def _boxes(root: Item) -> list[Box]:
             if (now := item.h * inner) != last_h:
                 last_h = now
                 h = rounded(now, digits)
+            header, lines, bars = 0.0, nothing, nothing
+            if item.header:  # where both are written
+                header = rounded(item.header * inner, 2)
+                lines, bars = list(item.lines), list(item.bars)
             kind = item.kind
             children = item.children
             entity = item.entity
@@ -147,7 +152,7 @@ def _boxes(root: Item) -> list[Box]:
                 ns = entity.ns
             else:
                 role = "group" if item.folds else item.role
-                category = KIND_CATEGORY.get(children[0].kind if item.folds else kind, "group")
+                category = KIND_CATEGORY.get(children[0].kind if item.folds and children else kind, "group")
                 attributes = metrics = unknown = EMPTY
                 ns = ""
             box = Box(  # by place: a keyword each would cost half as much again
@@ -161,9 +166,9 @@ def _boxes(root: Item) -> list[Box]:
                 w,
                 h,
                 shown_scale,
-                rounded(item.header * inner, 2) if item.header else 0.0,
-                [*item.lines] if item.lines else nothing,
-                [*item.bars] if item.bars else nothing,
+                header,
+                lines,
+                bars,
                 [] if children else nothing,
                 attributes or EMPTY,
                 metrics or EMPTY,

@@ -6,14 +6,13 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable
-from operator import itemgetter
 
 from gpuflight.vis.layout.bundle import Bundle
 from gpuflight.vis.layout.item import Item
 
 PORT_GAP = 9.0
 INSET = 10.0
-_BOTTOM = itemgetter(1)  # of a row
+LANES_MAX = 40  # more than a gutter has room for: the rest shares the last
 
 
 class _Way:
@@ -35,6 +34,7 @@ _End = tuple[float, str, str, str, int, _Way, bool]
 def route(bundles: Iterable[Bundle]) -> None:
     """Set ``points`` of every bundle; places must be absolute."""
     ways: list[_Way] = []
+    bottoms: dict[Item, list[float]] = {}  # of the rows of a box
     sides: dict[tuple[int, str], list[_End]] = defaultdict(list)
     for number, bundle in enumerate(bundles):
         box, below_a, below_b = bundle.inner
@@ -42,7 +42,10 @@ def route(bundles: Iterable[Bundle]) -> None:
         if box is a or box is b:
             _inward(bundle, *((a, b) if box is a else (b, a)), flipped=box is b)
             continue
-        row_a, row_b = _row(box, below_a), _row(box, below_b)
+        rows = bottoms.get(box)
+        if rows is None:
+            bottoms[box] = rows = [bottom for _, bottom in box.rows]
+        row_a, row_b = _row(box, rows, below_a), _row(box, rows, below_b)
         if row_a == row_b and below_a is a and below_b is b and _straight(bundle, a, b, box):
             continue
         way = _Way(bundle)
@@ -64,12 +67,11 @@ def route(bundles: Iterable[Bundle]) -> None:
     _assign_lanes(ways)
 
 
-def _row(box: Item, child: Item) -> int:
+def _row(box: Item, bottoms: list[float], child: Item) -> int:
     """Index of the row of ``box`` that ``child`` stands in, by its middle."""
-    rows = box.rows
-    if len(rows) < 2:
+    if len(bottoms) < 2:
         return 0
-    return min(bisect_left(rows, child.y - box.y + child.h / 2, key=_BOTTOM), len(rows) - 1)
+    return min(bisect_left(bottoms, child.y - box.y + child.h / 2), len(bottoms) - 1)
 
 
 def _gutter(box: Item, upper: int, below_a: Item, below_b: Item) -> tuple[int, float, float]:
@@ -137,18 +139,15 @@ def _assign_lanes(ways: list[_Way]) -> None:
                 way.lane = -1
                 continue
             free = left - 4
-            for lane, end in enumerate(ends):
-                if end < free:
-                    way.lane = lane
-                    ends[lane] = right
-                    break
+            if ends and min(ends) < free:
+                way.lane = next(lane for lane, end in enumerate(ends) if end < free)
+                ends[way.lane] = right
+            elif len(ends) < LANES_MAX:
+                way.lane = len(ends)
+                ends.append(right)
             else:
-                if len(ends) >= 40:  # more lanes than a gutter has room for: share
-                    way.lane = len(ends) - 1
-                    ends[way.lane] = max(ends[way.lane], right)
-                else:
-                    way.lane = len(ends)
-                    ends.append(right)
+                way.lane = LANES_MAX - 1
+                ends[-1] = max(ends[-1], right)
         step = (bottom - top) / (len(ends) + 1)
         for *_, way in crossing:
             _draw(way, top + step * (way.lane + 1))

@@ -105,6 +105,8 @@ class Forest:
         self._flatten_depths(set_depths(self.root))
         self._place_missing()
         self._note_used()
+        for found in (self.holders, self.owners, self.users):
+            found.clear()  # the boxes of the picture go where these were, instead of into fresh memory
 
     @cached_property
     def _by_pid(self) -> dict[tuple[str, int], Item]:
