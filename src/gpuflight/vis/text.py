@@ -125,7 +125,7 @@ def human(name: str, value: Any) -> str:
 def finite(metrics: Mapping[str, Any], name: str) -> float | None:
     """A metric as a finite number, or None when it is absent or is none."""
     value = metrics.get(name)
-    if isinstance(value, bool) or not isinstance(value, (int, float)):
+    if value is None or isinstance(value, bool) or not isinstance(value, (int, float)):
         return None
     try:
         value = float(value)

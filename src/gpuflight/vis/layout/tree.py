@@ -159,10 +159,8 @@ class Forest:
     def _cut_circles(self, parents: dict[Item, Item]) -> None:
         safe: set[Item] = set()  # known to reach a root
         cut = 0
-        for start, above in list(parents.items()):
-            if above in safe or above not in parents:
-                safe.add(start)
-                continue
+        holding = set(parents.values())  # what a circle is made of
+        for start in [item for item in parents if item in holding]:
             way: dict[Item, None] = {}
             node: Item | None = start
             while node is not None and node not in safe:
