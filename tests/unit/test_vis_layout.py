@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections import Counter
 from collections.abc import Iterator
 from itertools import pairwise
@@ -204,6 +205,21 @@ def test_lines_down_to_gpus_do_not_cross() -> None:
     assert len(routes) == 8
     spans = sorted((min(x for x, _ in route.points), max(x for x, _ in route.points)) for route in routes)
     assert all(left[1] <= right[0] for left, right in pairwise(spans))
+
+
+def test_the_collector_of_garbage_is_left_as_it_was() -> None:
+    assert gc.isenabled()
+    lay_out(vis_scenes.h100())
+    assert gc.isenabled()
+    gc.disable()
+    try:
+        lay_out(vis_scenes.h100())
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+    with pytest.raises(AttributeError):
+        lay_out(None)  # type: ignore[arg-type]
+    assert gc.isenabled()
 
 
 def test_registered() -> None:
