@@ -37,7 +37,8 @@ run: $(VENV)/run.done  ## set up, watch this machine for 10 s, draw it, say wher
 corpus: $(VENV)/dev.done  ## record real faults anew, and write how right the rules are over our corpus (root, 2 minutes)
 	$(BIN)/python -m tests.tools.corpus
 
-test: $(VENV)/dev.done test-packages  ## set up all that the tests need, and run them (T=path for some)
+test:  ## set up all that the tests need, and run them (T=path for some)
+	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/dev.done test-packages
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=15 $(T) || { [ $$? -eq 1 ] && \
 	echo "what failed runs once more, alone: what only the load of the others decided passes, what is broken fails again" && \
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(T); }
@@ -71,7 +72,7 @@ clean:  ## remove what these targets made, run folders excepted
 
 # Debian packages that some tests need: a C compiler for the fake NVIDIA libraries, iproute2 for network namespaces, Chromium
 # to open the picture, Graphviz to read it as DOT, Mermaid and mxGraph (from npm) to read charts and draw.io files, clang and libbpf's headers to build the probes again, libbpf and bcc to load them. They are installed where that may be done without asking; elsewhere those tests are skipped, and say so.
-test-packages:
+test-packages: | $(VENV)/bin/python
 	@missing=""; \
 	command -v cc >/dev/null 2>&1 || command -v gcc >/dev/null 2>&1 || missing="$$missing gcc libc6-dev"; \
 	command -v ip >/dev/null 2>&1 || missing="$$missing iproute2"; \
@@ -116,6 +117,7 @@ $(VENV)/run.done: pyproject.toml constraints.txt | $(VENV)/bin/python
 	@touch $@
 
 $(VENV)/dev.done: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
-	@$(BIN)/python -m compileall -q src
+	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
+	@$(BIN)/python -m compileall -qq -j 0 "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" src \
+		|| true  # some packages bring files for other versions of Python
 	@touch $@ $(VENV)/run.done

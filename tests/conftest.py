@@ -14,7 +14,7 @@ from hypothesis import settings
 from gpuflight.graph import Graph, edges, nodes
 
 # The same examples on every run, so that no test fails by luck; HYPOTHESIS_PROFILE=deep searches further.
-settings.register_profile("steady", deadline=None, derandomize=True, max_examples=40)
+settings.register_profile("steady", deadline=None, derandomize=True, max_examples=30)
 settings.register_profile("deep", deadline=None, max_examples=3000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "steady"))
 

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, note, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.fakes.cuda.build import Fakes
 from tests.fakes.cuda.check import check
 from tests.fakes.cuda.oracle import expect, read_log
@@ -103,7 +104,7 @@ def _agree(
     return next(row for row in rows.processes if row.pid == pid)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(60), deadline=None, suppress_health_check=list(HealthCheck))
 @given(lines=_LINES)
 def test_every_aggregate_is_what_the_log_says(hooked: tuple[CudaProbe, Fakes], lines: list[tuple[int, str]]) -> None:
     probe, fakes = hooked
@@ -111,7 +112,7 @@ def test_every_aggregate_is_what_the_log_says(hooked: tuple[CudaProbe, Fakes], l
     _agree(probe, fakes, made + [f"{thread} {call}" for thread, call in lines])
 
 
-@settings(max_examples=15, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(15), deadline=None, suppress_health_check=list(HealthCheck))
 @given(lines=st.lists(_CALLS.filter(lambda call: "reset" not in call), min_size=1, max_size=20), spread=st.booleans())
 def test_what_is_captured_into_a_graph_does_not_run(
     hooked: tuple[CudaProbe, Fakes], lines: list[str], spread: bool
@@ -130,7 +131,7 @@ def test_what_is_captured_into_a_graph_does_not_run(
     )
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=examples(20), deadline=None, suppress_health_check=list(HealthCheck))
 @given(lines=_LINES)
 def test_a_call_that_passes_both_layers_is_counted_once(
     both_layers: tuple[CudaProbe, Fakes], lines: list[tuple[int, str]]

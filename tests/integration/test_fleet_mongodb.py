@@ -11,6 +11,7 @@ import pytest
 from fastapi.testclient import TestClient
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.fakes.machine import FakeMachine, empty_machine
 from tests.integration.test_mongodb_sink import large
 from tests.services.mongodb import MongoServer, new_database
@@ -150,7 +151,7 @@ def test_nothing_is_made_anew_for_what_did_not_change(writer: MongoWriter, fleet
     assert sorted(fresh) == ["Host", "Process"]  # its host tells the age, and the new process
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(20), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(st.tuples(graphs(), st.booleans(), st.booleans()), min_size=1, max_size=4))
 def test_whatever_rounds_hold(
     writer: MongoWriter, mongodb: MongoServer, database: str, rounds: list[tuple[Graph, bool, bool]]

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
+from tests.examples import examples
 from tests.services.mongodb import MongoServer, new_database
 from tests.strategies import graphs
 
@@ -127,7 +128,7 @@ def test_namespaces_are_apart(writer: MongoWriter) -> None:
     assert writer.graph("node-1") == Graph() and writer.graph("node-10") == SECOND
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(graphs(), min_size=2, max_size=4), st.booleans())
 def test_whatever_rounds_hold(writer: MongoWriter, rounds: list[Graph], with_difference: bool) -> None:
     namespace = new_database()

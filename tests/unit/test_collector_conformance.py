@@ -18,6 +18,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import BaseModel, ValidationError
+from tests.examples import examples
 from tests.fakes.collecting import COLLECTORS, check, collect, every_collector, everything, gpus, make, two_rounds
 from tests.fakes.machine import FakeMachine, add_process, empty_machine, rich_machine
 from tests.fakes.machine_answers import SERVER, TRAINER, nvml_snapshot
@@ -319,7 +320,7 @@ HOSTILE = (
 texts = st.one_of(st.sampled_from(HOSTILE), st.binary(max_size=40)).map(lambda text: text.replace(b"\0", b""))
 
 
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(
     comm=texts, before=st.lists(texts, max_size=3), secret=st.sampled_from(SECRETS), after=st.lists(texts, max_size=2)
 )

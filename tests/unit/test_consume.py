@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.fakes.topic import MemoryStore, StoreDown, cut_round, message, round_of
 
 from gpuflight.errors import DeliveryError
@@ -285,7 +286,7 @@ ACTIONS = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(st.integers(0, 2**32), st.integers(5, 25), st.lists(ACTIONS, min_size=20, max_size=80))
 def test_the_store_ends_at_the_newest_round_and_never_goes_back(
     seed: int, rounds: int, actions: list[tuple[str, int, int]]

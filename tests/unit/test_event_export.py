@@ -19,6 +19,7 @@ pytest.importorskip("duckdb")
 import duckdb
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.event_rows import Rows, both, fill, names
 from tests.unit.gpufl_files import CLEAN, GEN
 
@@ -184,7 +185,7 @@ def test_lanes_never_overlap(pairs: list[tuple[int, int]], nested: bool) -> None
     ),
     st.integers(1, 5),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_any_kernels_make_a_valid_trace(store: EventStore, rows: Rows, at_once: int) -> None:
     for number, row in enumerate(rows):
         row["corr_id"] = number

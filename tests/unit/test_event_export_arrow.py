@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("duckdb")
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit import arrow_reader
 from tests.unit.event_rows import both, fill
 from tests.unit.gpufl_files import CLEAN, GEN
@@ -86,7 +87,7 @@ cells = {
 
 
 @given(st.lists(st.fixed_dictionaries(cells), max_size=30))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_unknown_and_extreme_numbers(store: EventStore, rows: list[dict[str, Any]]) -> None:
     reader = fill(store, allocation=rows)
     _, found, _ = arrow_reader.read(streamed(reader, "allocation"))
@@ -95,7 +96,7 @@ def test_unknown_and_extreme_numbers(store: EventStore, rows: list[dict[str, Any
 
 
 @given(st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=20), max_size=12, unique=True))
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 def test_any_text(store: EventStore, texts: list[str]) -> None:
     rows = [{"dictionary": "kernel", "id": n, "text": text} for n, text in enumerate(texts)]
     _, found, _ = arrow_reader.read(streamed(fill(store, name=rows), "name"))

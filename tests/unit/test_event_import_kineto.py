@@ -15,6 +15,7 @@ import pytest
 pytest.importorskip("duckdb")
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.test_event_export import Trace
 
 from gpuflight.errors import InputError
@@ -140,7 +141,7 @@ def test_n24_times_without_an_epoch_are_not_on_the_timeline(tmp_path: Path) -> N
 
 
 @given(st.integers(0, 10**15), st.integers(0, 10**9), st.integers(1, 40))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_every_ns_survives(tmp_path_factory: pytest.TempPathFactory, at: int, took: int, piece: int) -> None:
     path = tmp_path_factory.mktemp("t") / "t.json"
     event = kernel()
@@ -160,7 +161,7 @@ def test_every_ns_survives(tmp_path_factory: pytest.TempPathFactory, at: int, to
 
 
 @given(st.permutations([launch(1, 1), launch(2, 2), kernel(5, 1), kernel(6, 2), kernel(7, 2), kernel(8, 3)]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_calls_and_their_work_in_any_order(tmp_path_factory: pytest.TempPathFactory, events: list[Any]) -> None:
     read = Read(write(tmp_path_factory.mktemp("t") / "t.json", *events))
     assert read.kernels() == [

@@ -19,6 +19,7 @@ import duckdb
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.test_event_store import DAY_NS, count, kernels, names, start
 
 from gpuflight.errors import InputError
@@ -267,7 +268,7 @@ def test_hostile_names_stay_in_their_place(opened: Open, session: str) -> None:
 
 
 @given(st.text(), st.text())
-@settings(max_examples=100)
+@settings(max_examples=examples(100))
 def test_no_two_names_are_one(one: str, other: str) -> None:
     assert (escaped(one) == escaped(other)) == (one == other)
     assert len(escaped(one)) <= 255

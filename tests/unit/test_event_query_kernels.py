@@ -14,6 +14,7 @@ import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.event_rows import Rows, both, fill, names
 from tests.unit.gpufl_files import CLEAN
 
@@ -85,7 +86,7 @@ def nearest_rank(values: list[int], q: float) -> int:
 
 
 @given(sessions(), st.sampled_from([None, "stream_id", "device_id", "scope_id"]))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_top_kernels(store: EventStore, session: tuple[Rows, Rows], by: Any) -> None:
     reader = write(store, *session)
     groups: dict[tuple[int, Any], list[int]] = defaultdict(list)
@@ -151,7 +152,7 @@ def matches(row: dict[str, Any], only: KernelFilter) -> bool:
 
 
 @given(sessions(), filters, st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_launches_of_a_filter(store: EventStore, session: tuple[Rows, Rows], only: KernelFilter, longest: bool) -> None:
     reader = write(store, *session)
     told = {row["corr_id"] for row in session[1]}
@@ -176,7 +177,7 @@ def test_launches_of_a_filter(store: EventStore, session: tuple[Rows, Rows], onl
 
 
 @given(st.lists(st.integers(0, 2**40) | st.integers(0, 40)), st.integers(1, 16))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_histogram(store: EventStore, durations: list[int], per_octave: int) -> None:
     rows = [{"start_ns": 10**18, "kernel_id": 1, "duration_ns": duration} for duration in durations]
     buckets = duration_histogram(fill(store, kernel=rows), per_octave=per_octave)

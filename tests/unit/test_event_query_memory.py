@@ -13,6 +13,7 @@ import itertools
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.event_rows import Rows, both, fill, names
 
 from gpuflight.errors import InputError
@@ -64,7 +65,7 @@ def direction(row: dict[str, Any]) -> str | None:
 
 
 @given(st.lists(copy, max_size=30), st.booleans(), maybe(st.integers(BASE_NS, BASE_NS + 120)))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_copies(store: EventStore, rows: Rows, by_size: bool, from_ns: int | None) -> None:
     groups: dict[Any, Rows] = defaultdict(list)
     for row in rows:
@@ -190,7 +191,7 @@ def played(rows: Rows) -> tuple[dict[Any, dict[str, int]], Rows, list[tuple[int,
 
 
 @given(programs())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_memory(store: EventStore, rows: Rows) -> None:
     reader = fill(store, allocation=rows)
     lines, leaks, levels = played(rows)

@@ -10,6 +10,7 @@ import pytest
 pytest.importorskip("duckdb")
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.event_rows import Rows, both, fill, names
 
 from gpuflight.events.names import text_id
@@ -101,7 +102,7 @@ def programs(draw: st.DrawFn) -> Program:
 
 
 @given(programs(), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_tree(store: EventStore, program: Program, in_details: bool) -> None:
     kernels, details = [], []
     for kernel in program.kernels:

@@ -12,6 +12,7 @@ import pytest
 pytest.importorskip("duckdb")
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.event_rows import Rows, batches, fill, names
 from tests.unit.gpufl_files import GEN
 
@@ -135,7 +136,7 @@ runs = st.lists(st.tuples(st.integers(1, 4), st.none() | st.integers(0, 100)), m
 
 
 @given(runs, runs, st.integers(0, 4))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_compare(shared: EventStore, one: list[Any], other: list[Any], offset: int) -> None:
     before_names, after_names = {1: "a", 2: "b", 3: "a"}, {1: "b", 2: "c", 4: "a"}  # two ids of one name
 

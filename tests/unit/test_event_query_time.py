@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("duckdb")
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.event_rows import Rows, fill, names
 
 from gpuflight.errors import InputError
@@ -49,7 +50,7 @@ sync = st.fixed_dictionaries(
 
 
 @given(st.lists(sync, max_size=25), st.booleans(), maybe(st.integers(BASE_NS, BASE_NS + 150)))
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_waits(store: EventStore, rows: Rows, by_place: bool, to_ns: int | None) -> None:
     functions = {1: "main|f"}  # 2 never came
     groups: dict[Any, list[int]] = defaultdict(list)
@@ -99,7 +100,7 @@ sample = st.fixed_dictionaries(
     maybe(st.integers(0, 1)),
     maybe(st.integers(BASE_NS, BASE_NS + 10**6)),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 def test_telemetry(store: EventStore, rows: Rows, points: int, device: int | None, from_ns: int | None) -> None:
     reader = fill(store, {"device_metric": [{"time_ns": 0, "device_id": 0, "power_mw": 1}]}, device_metric=rows)
     kept = [
@@ -173,7 +174,7 @@ profiled = st.fixed_dictionaries(
     st.sampled_from(["function", "line", "instruction"]),
     st.sampled_from([None, "gemm", "float"]),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_profile(store: EventStore, rows: Rows, kind: str, per: str, contains: str | None) -> None:
     code = {"pc_sampling": 0, "sass_metric": 1}[kind]
     groups: dict[Any, list[int]] = defaultdict(list)

@@ -17,6 +17,7 @@ import pytest
 pytest.importorskip("duckdb")
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.event_rows import Rows, fill, names
 from tests.unit.gpufl_files import CLEAN, DATA, GEN, START_NS, detail, kernels, line, shutdown, start
 
@@ -186,7 +187,7 @@ runs = st.lists(
 
 
 @given(runs)
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_busy_time_counts_overlaps_once(store: EventStore, rows: list[Any]) -> None:
     kernels = [{"start_ns": BASE_NS + s, "duration_ns": d, "kernel_id": 1, "stream_id": q} for s, d, q in rows]
     report = of(store, kernel=kernels)

@@ -11,6 +11,7 @@ import pytest
 pytest.importorskip("duckdb")
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.gpufl_files import CLEAN, GEN
 from tests.unit.test_event_report import one, reports
 
@@ -90,7 +91,7 @@ def test_several_sessions_on_one_page(tmp_path: Path) -> None:
 @given(
     st.text(st.characters(), max_size=40) | st.sampled_from(["</title><script>alert(1)</script>", "' onload='x", "]]>"])
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_hostile_names_are_text(report: Report, name: str) -> None:
     import msgspec
 

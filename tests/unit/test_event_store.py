@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from gpuflight.errors import InputError
 from gpuflight.events.batch import Batch
@@ -329,7 +330,7 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Any:
     made.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_every_value_of_every_table_comes_back_exactly(shared: EventStore, data: st.DataObject) -> None:
     table = TABLES[data.draw(st.sampled_from(sorted(TABLES)))]

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.gpufl_files import (
     CLEAN,
     COLUMNS,
@@ -325,7 +326,7 @@ _PIECES = [
 
 
 @given(st.lists(st.one_of(st.sampled_from(_PIECES), st.binary(max_size=30)), max_size=25), st.booleans())
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=examples(300))
 def test_no_bytes_whatever_raise(pieces: list[bytes], again: bool) -> None:
     decoder = Decoder("folder")
     for _ in range(1 + again):
@@ -334,7 +335,7 @@ def test_no_bytes_whatever_raise(pieces: list[bytes], again: bool) -> None:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 def test_no_damage_to_a_real_file_raises(data: st.DataObject) -> None:
     text = b"".join(json.dumps(e, separators=(",", ":")).encode() + b"\n" for e in _CLEAN_EVENTS)
     damaged = bytearray(text)

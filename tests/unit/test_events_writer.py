@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.gpufl_files import START_NS, counts, kernels, losses, naive, read, rows
 
 from gpuflight.events.files import find_sessions
@@ -66,7 +67,7 @@ def written_rows(wire_type: str) -> st.SearchStrategy[list[dict[str, Any]]]:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_rows_that_were_written_are_read_back(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     folder = tmp_path_factory.mktemp("round")
     expected: dict[str, list[dict[str, Any]]] = {}
@@ -93,7 +94,7 @@ def test_rows_that_were_written_are_read_back(tmp_path_factory: pytest.TempPathF
 
 
 @given(st.lists(st.tuples(st.text(max_size=20), st.text(max_size=20), st.integers(0, 1 << 50)), max_size=15))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_texts_and_events_that_were_written_are_read_back(
     tmp_path_factory: pytest.TempPathFactory, items: list[tuple[str, str, int]]
 ) -> None:

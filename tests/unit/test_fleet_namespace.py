@@ -7,6 +7,7 @@ from typing import Any
 
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.strategies import graphs
 
 from gpuflight.collectors.fleet_namespace import Namespace
@@ -88,7 +89,9 @@ def expected(graph: Graph) -> Graph:
     return with_namespace(Graph.of(graph.nodes, {k: e for k, e in graph.edges.items() if k not in loose}), NAME)
 
 
-@settings(max_examples=100, phases=[Phase.explicit, Phase.generate])  # what fails is seldom worth minutes of shrinking
+@settings(
+    max_examples=examples(100), phases=[Phase.explicit, Phase.generate]
+)  # what fails is seldom worth minutes of shrinking
 @given(
     rounds=st.lists(graphs(max_nodes=4, max_edges=4), min_size=1, max_size=5),
     pace=st.lists(st.integers(0, 6), max_size=60),

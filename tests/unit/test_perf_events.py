@@ -12,6 +12,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 
 from gpuflight.collectors.perf_events_choice import event_sets
 from gpuflight.errors import SourceUnavailable
@@ -255,7 +256,7 @@ def test_a_group_that_cannot_be_read_any_more_is_closed() -> None:
     assert rig.kernel.threads == {10}
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(data=st.data())
 def test_nothing_leaks_whatever_fails(data: st.DataObject) -> None:
     codes = [0, 0, 0, errno.ESRCH, errno.EACCES, errno.EMFILE, errno.EINVAL, errno.ENOENT, errno.EBUSY]

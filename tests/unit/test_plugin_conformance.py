@@ -17,6 +17,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from pydantic import BaseModel, ValidationError
+from tests.examples import examples
 from tests.services.sinks import settings_of
 from tests.strategies import graphs
 from tests.unit.server_fixture import small
@@ -187,7 +188,7 @@ def ids_of(boxes: list[Box]) -> list[str]:
 
 
 @every_layout
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 @given(graph=graphs(max_nodes=10, max_edges=16))
 def test_any_graph_is_laid_out_and_drawn(layout: str, graph: Graph) -> None:
     before = encode_graph(graph)

@@ -14,6 +14,7 @@ pytest.importorskip("numpy")
 pytest.importorskip("cupti")
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.fakes import cupti_driver as cupti
 from tests.fakes.cupti_driver import FakeCupti
 from tests.unit.recorder_rig import UUID, UUID_TEXT, Read, options, recording, until
@@ -96,7 +97,7 @@ def test_every_kind_of_record_comes_back(tmp_path: Path) -> None:
     assert "CUPTI's clock -" in read.capability("clock")["message"]
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(
     st.lists(
         st.tuples(

@@ -21,6 +21,7 @@ pytest.importorskip("cupti")
 import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.fakes import cupti_driver as cupti
 from tests.fakes.cupti_driver import FakeCupti
 from tests.unit.recorder_rig import UUID, UUID_TEXT, Read, options, recording, until
@@ -384,7 +385,7 @@ def test_occupancy_of_nonsense_is_unknown() -> None:
     assert occupancy(Limits(0, 0, 0, 0, 0, 9), 128, 32, 0) is None
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.lists(st.tuples(st.integers(1, 60), st.integers(0, 2**64 - 1)), max_size=20), max_size=8))
 def test_joins_know_the_last_of_each_id(parts: list[list[tuple[int, int]]]) -> None:
     known, expected, asked = Recent(1), {}, set()

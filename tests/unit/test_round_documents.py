@@ -10,6 +10,7 @@ import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.strategies import edges, entities, graphs, texts
 
 from gpuflight.document_values import escaped, pack, unescaped, unpack
@@ -139,7 +140,7 @@ def test_attributes_and_metrics_of_any_name(attributes: dict[str, Any], metrics:
     assert same(back.attributes, attributes) and same(back.metrics, metrics)
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @given(graphs())
 def test_any_graph_comes_back(graph: Graph) -> None:
     there = [entity_document("n", entity) for entity in graph.nodes.values()]

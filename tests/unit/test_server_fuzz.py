@@ -9,6 +9,7 @@ from urllib.parse import quote
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from tests.examples import examples
 from tests.unit.server_fixture import LOST, ONE, TWO, Served, small
 
 WORDS = st.one_of(
@@ -43,14 +44,14 @@ def operations(served: Served, method: str) -> list[tuple[str, list[str]]]:
 
 
 @given(data=st.data())
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(600), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_question_has_an_answer(served: Served, data: st.DataObject) -> None:
     path, names = data.draw(st.sampled_from(operations(served, "get")))
     check(served, "GET", fill(path, data) + query(names, data), data)
 
 
 @given(data=st.data())
-@settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(150), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_any_order_has_an_answer(served: Served, data: st.DataObject) -> None:
     # Not trigger: it may wait as long as it is told to.
     ways = [(path, names) for path, names in operations(served, "post") if not path.endswith("/trigger")]

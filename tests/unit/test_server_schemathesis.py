@@ -26,7 +26,7 @@ from gpuflight.server.events.service import EventService
 from gpuflight.server.events.settings import EventsSettings
 
 REQUESTS = int(os.environ.get("FUZZ_REQUESTS", "10000"))
-VARIANTS = 4
+VARIANTS = 8
 """Requests made of each generated case: generating costs much more than asking."""
 
 _LEFT_OUT = {
@@ -136,7 +136,7 @@ def _fuzz(fuzzer: Fuzzer, operation: Any, mode: Any, examples: int) -> None:
     )
     @given(
         case=operation.as_strategy(generation_mode=mode),
-        known=st.lists(st.sampled_from(_KNOWN), min_size=4, max_size=4),
+        known=st.lists(st.sampled_from(_KNOWN), min_size=VARIANTS, max_size=VARIANTS),
         headers=st.lists(st.sampled_from(_HEADERS), min_size=VARIANTS, max_size=VARIANTS),
         form=st.booleans(),
     )

@@ -14,6 +14,7 @@ from typing import Any
 import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
+from tests.examples import examples
 from tests.unit.test_subscribers_spool import make_round, spooling, status, wait_for
 
 from gpuflight.errors import DeliveryError
@@ -191,7 +192,7 @@ def some(chance: random.Random, numbers: Sequence[int], kinds: Sequence[str], mo
     }
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(seed=st.integers(0, 2**32), count=st.integers(1, 60), max_items=st.sampled_from([8, 30, 1000]))
 def test_whatever_fails_everything_is_settled_once_and_in_order(seed: int, count: int, max_items: int) -> None:
     chance = random.Random(seed)

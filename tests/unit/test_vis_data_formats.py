@@ -15,6 +15,7 @@ import networkx
 import pytest
 import xmlschema
 from hypothesis import given, settings
+from tests.examples import examples
 from tests.strategies import graphs
 from tests.unit import vis_scenes
 from tests.unit.server_fixture import small as server_small
@@ -109,7 +110,7 @@ def check(data: bytes, read: str, graph: Graph) -> None:
 
 
 @every_table
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(graph=graphs(max_nodes=6, max_edges=8))
 def test_any_graph_is_read_back(read: str, graph: Graph) -> None:
     data = written(read, graph)
@@ -118,7 +119,7 @@ def test_any_graph_is_read_back(read: str, graph: Graph) -> None:
         SCHEMA.validate(data.decode())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(graph=graphs(max_nodes=6, max_edges=8))
 def test_json_is_the_graph_itself(graph: Graph) -> None:
     again = parse_graph(written("json", graph)).graph

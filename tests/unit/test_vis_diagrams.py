@@ -19,6 +19,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given, settings
+from tests.examples import examples
 from tests.strategies import graphs
 from tests.unit import vis_scenes
 from tests.unit.test_plugin_conformance import HOSTILE, hostile_graph
@@ -91,7 +92,7 @@ def again(graph: Graph | LayoutGraph, previous: bytes) -> bytes:
     return file.getvalue()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(graph=graphs(max_nodes=6, max_edges=8))
 def test_any_graph_is_a_drawio_file_with_all_its_boxes_and_lines(graph: Graph) -> None:
     laid_out = picture(graph)
@@ -249,7 +250,7 @@ def test_the_command_keeps_what_was_moved(tmp_path: Path) -> None:
 # --- boxes and lines -------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(graph=graphs(max_nodes=8, max_edges=10))
 def test_shown_boxes_hold_all_entities_and_lines_all_routes(graph: Graph) -> None:
     laid_out = picture(graph)
@@ -291,7 +292,7 @@ def read_mermaid(data: bytes) -> tuple[list[str], int]:
     return labels, arrows
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(graph=graphs(max_nodes=8, max_edges=10))
 def test_any_graph_is_a_mermaid_chart_with_all_its_boxes_and_lines(graph: Graph) -> None:
     laid_out = picture(graph)
@@ -351,7 +352,7 @@ def plain_name(read: dict[str, Any], number: int) -> str:
 
 
 @needs_dot
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(graph=graphs(max_nodes=6, max_edges=8))
 def test_any_graph_is_accepted_by_graphviz(graph: Graph) -> None:
     read = json.loads(dot(written("dot", graph), "json0"))
@@ -428,7 +429,7 @@ def page_data(data: bytes, name: str) -> list[dict[str, Any]]:
     return rows
 
 
-@settings(max_examples=10, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(graph=graphs(max_nodes=6, max_edges=8))
 def test_any_graph_is_a_pyvis_page_with_all_its_boxes_and_lines(graph: Graph) -> None:
     pytest.importorskip("pyvis")

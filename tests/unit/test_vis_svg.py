@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from hypothesis import given, settings
+from tests.examples import examples
 from tests.strategies import graphs
 from tests.unit import vis_scenes
 from tests.unit.test_vis_layout import boxes_of, lay_out
@@ -130,7 +131,7 @@ def test_hostile_names_are_harmless(name: str):
     assert not re.search("[\x00-\x09\x0b-\x1f\x7f\u202a-\u202e\u2028\ufffe]", text)
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(graphs())
 def test_any_graph_is_well_formed_and_has_numbers_for_coordinates(graph: Graph):
     text = written(lay_out(graph)).decode()
