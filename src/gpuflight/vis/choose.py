@@ -133,7 +133,7 @@ class _Test(Struct):
 
     def holds(self, element: Entity | Edge) -> bool:
         value = element.metrics.get(self.name)
-        return value is not None and _COMPARISONS[self.sign](value, self.bound)
+        return isinstance(value, (int, float)) and _COMPARISONS[self.sign](value, self.bound)
 
 
 def _parsed(text: str) -> _Test:
