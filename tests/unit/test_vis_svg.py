@@ -186,7 +186,7 @@ def test_findings_mark_boxes_and_lines_and_are_listed():
     assert rings not in plain and marked.count(rings) == 1
     assert marked.count('<path class="critical"') == 3  # at the box, at the line, in the list
     assert "critical: it is slow" in marked and "→ mend it" in marked
-    assert '<path class="e r-critical"' in marked
+    assert '<path class="k r-critical"' in marked
 
 
 def test_changes_are_marked_and_in_the_legend():

@@ -56,9 +56,7 @@ class Lines:
         points = _shortened(route)
         path = _path(points)
         if severity:
-            self.lines.append(
-                f'<path class="e r-{severity}" d="{path}" stroke-width="{number(width + 5)}" opacity=".5"/>'
-            )
+            self.lines.append(f'<path class="k r-{severity}" d="{path}" stroke-width="{number(width + 5)}"/>')
         parts = [f'<path class="e e-{look}" d="{path}" stroke-width="{number(width)}"']
         if dash:
             parts.append(

@@ -21,6 +21,7 @@ text{font-family:system-ui,sans-serif}
 .h{paint-order:stroke;stroke-width:4px;stroke-linejoin:round}
 .g{fill:none;stroke-width:1.4;stroke-linecap:round;stroke-linejoin:round}
 .e{fill:none;stroke-linecap:butt;stroke-linejoin:round;opacity:.85}
+.k{fill:none;stroke-linejoin:round;stroke-opacity:.5}
 .d{stroke-dasharray:5 4}
 """
 
