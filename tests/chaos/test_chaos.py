@@ -22,7 +22,7 @@ from tests.chaos.victims import ServerVictim, SpoolBook, until
 from tests.chaos.watch import Watch, growth, lateness, stalls
 from tests.services.watching import watching
 
-DURATION_S = float(os.environ.get("GPUFLIGHT_CHAOS_S", "20"))
+DURATION_S = float(os.environ.get("GPUFLIGHT_CHAOS_S", "12"))
 SEED = int(os.environ.get("GPUFLIGHT_CHAOS_SEED", "1"))
 INTERVAL_S = 0.4
 WATCHED = ("host", "mounts", "nics", "disks", *(("process_tree", "pipes", "numa") if DURATION_S > 60 else ()))

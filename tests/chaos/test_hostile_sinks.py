@@ -114,17 +114,21 @@ def test_receivers_that_hang_fail_refuse_and_mislead(tmp_path: Path, stalled: Pa
     assert pauses_s and min(pauses_s) >= RETRY_AFTER_S - 0.05
 
 
-@pytest.fixture
-def tiny_disk(tmp_path: Path) -> Iterator[Path]:
-    """A file system of 1 MiB."""
+@pytest.fixture(params=["1m"])
+def tiny_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """A file system of so much."""
     folder = tmp_path / "tiny"
     folder.mkdir()
-    if os.geteuid() or subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", folder]).returncode:
+    if (
+        os.geteuid()
+        or subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={request.param}", "tmpfs", folder]).returncode
+    ):
         pytest.skip("no right to mount a file system")
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)
 
 
+@pytest.mark.parametrize("tiny_disk", ["256k"], indirect=True)
 def test_a_disk_that_is_full_costs_the_one_that_spools_there_only(
     tmp_path: Path, tiny_disk: Path, stalled: Path
 ) -> None:

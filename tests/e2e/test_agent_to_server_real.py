@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.e2e.test_server_real import running
+from tests.examples import every_second
 from tests.unit import gpufl_files
 
 from gpuflight.events.store import EventStore
@@ -17,10 +18,11 @@ from gpuflight.events.tables import TABLES
 
 GPUFLIGHT = str(Path(sys.executable).with_name("gpuflight"))
 GENERATIONS = ["v1.3.0rc1-clean", "v1.2.1-nested", "v1.1.0-nested", "v0-per-event-5cbcf7d"]
+MODES = ["stream", "legacy"]
+WAYS = [(generation, mode) for turn, generation in enumerate(GENERATIONS) for mode in MODES[:: (-1) ** turn]]
 
 
-@pytest.mark.parametrize("mode", ["stream", "legacy"])
-@pytest.mark.parametrize("generation", GENERATIONS)
+@pytest.mark.parametrize(("generation", "mode"), every_second(WAYS))
 def test_a_session_of_the_files_is_the_session_of_the_store(tmp_path: Path, generation: str, mode: str) -> None:
     logs = tmp_path / "logs"
     shutil.copytree(gpufl_files.GEN / generation, logs)

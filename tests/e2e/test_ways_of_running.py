@@ -39,6 +39,7 @@ from tests.e2e.runner import (
     checked_capture,
     sandbox,
 )
+from tests.examples import every_second
 from tests.fakes.nvml import NoCompiler, fake_nvml
 
 from gpuflight.cli.runfolder import FILES
@@ -501,7 +502,7 @@ print(born)
 """
 
 
-@pytest.mark.parametrize("way", [PLAIN, USER], ids=str)
+@pytest.mark.parametrize("way", every_second([PLAIN, USER]), ids=str)
 def test_processes_that_come_and_go(box: Sandbox, way: Way) -> None:
     """Forks, execs, exits, threads, sockets and pipes, faster than anybody can read them."""
     with beside(STORM) as storm:

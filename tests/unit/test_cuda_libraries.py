@@ -213,6 +213,17 @@ def test_a_bound_on_files_per_round_is_told_and_made_up_for(machine: Machine, mo
     assert list(second.processes) == [10]
 
 
+def test_who_probably_has_cuda_does_not_wait_for_all_the_others(
+    machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cuda_libraries, "FILES", 1)
+    for pid in range(10, 20):
+        machine.process(pid, build(machine.root / f"usr/lib/lib{pid}.so", "int a;", "-shared"))
+    machine.process(20, build(machine.root / "opt/libcudart.so.12", RUNTIME, "-shared"))
+    scan = machine.scan()
+    assert list(scan.processes) == [20] and scan.pending == 10
+
+
 def test_maps_that_may_not_be_read_are_counted(machine: Machine, monkeypatch: pytest.MonkeyPatch) -> None:
     machine.process(10)
 

@@ -17,6 +17,7 @@ from gpuflight.collectors.cuda_probes import NO_CALL, NO_CUDA, CudaProbes, CudaP
 from gpuflight.collectors.cuda_watch import CudaWatch
 from gpuflight.errors import SourceUnavailable
 from gpuflight.graph import Graph
+from gpuflight.sources import cuda_libraries
 from gpuflight.sources.cuda_probe.rows import CudaRows
 from gpuflight.sources.nvml import NvmlSnapshot
 
@@ -434,6 +435,12 @@ def test_nothing_is_loaded_where_nobody_has_cuda_in_memory(monkeypatch: pytest.M
     rig = Rig(monkeypatch, files)
     outcome = rig.round([])
     assert not outcome.ok and outcome.reason == NO_CUDA and rig.opened == 0
+
+
+def test_nothing_found_yet_is_not_nothing_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cuda_libraries, "FILES", 0)
+    outcome = Rig(monkeypatch, rich_machine().copy()).round([])
+    assert not outcome.ok and outcome.reason.startswith(NO_CUDA) and "wait for the next rounds" in outcome.reason
 
 
 def test_a_lack_of_rights_is_one_reason_and_one_hint(rig: Rig) -> None:

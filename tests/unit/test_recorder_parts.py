@@ -326,8 +326,7 @@ def test_a_full_disk_ends_the_capture_and_says_so(tmp_path: Path) -> None:
         recorder.flush()
         assert recorder._writer is not None
         recorder._writer._stop("filesystem_reserve_reached:available_bytes=1")
-        until(lambda: recorder.state == "off")
-        assert not fake.enabled
+        until(lambda: recorder.state == "off" and not fake.enabled)
         assert "filesystem_reserve_reached" in ask(recorder.path, Request("status")).why
         fake.launch("after")
     read = Read(tmp_path)

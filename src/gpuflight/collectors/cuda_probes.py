@@ -366,6 +366,11 @@ def _nothing(scan: CudaScan) -> SourceUnavailable:
             f"{NO_CUDA}; that of {scan.unreadable} processes may not be looked into",
             "run as root or grant CAP_SYS_PTRACE",
         )
+    if scan.pending:
+        return SourceUnavailable(
+            f"{NO_CUDA} as far as it was looked into; {scan.pending} processes wait for the next rounds",
+            "capture more than one round",
+        )
     return SourceUnavailable(NO_CUDA, "a program that loads CUDA is watched from then on")
 
 

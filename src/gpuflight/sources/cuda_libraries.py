@@ -112,11 +112,16 @@ class _Mapped(NamedTuple):
     path: str
 
 
+def _is_likely(mapped: _Mapped) -> bool:
+    return any(word in mapped.path.lower() for word in _LIKELY)
+
+
 class _Kept:
     """What is known about one process from round to round."""
 
     __slots__ = (
-        "checked", "due", "found", "hidden", "image", "mapped", "pause", "start", "stat", "unreadable", "virtual_bytes",
+        "checked", "due", "found", "hidden", "image", "likely", "mapped", "pause", "start", "stat", "unreadable",
+        "virtual_bytes",
     )  # fmt: skip
 
     def __init__(self, stat: ProcStat) -> None:
@@ -125,6 +130,7 @@ class _Kept:
         self.stat: ProcStat | None = None  # the record at the last look
         self.virtual_bytes = -1  # at the last reading of its maps
         self.mapped: tuple[_Mapped, ...] = ()
+        self.likely = False  # a name among its files is that of something with CUDA
         self.checked = False  # all of its files were looked into
         self.found: tuple[CudaLibrary, ...] = ()
         self.hidden = False
@@ -209,6 +215,7 @@ class CudaLibraries:
         )
         if mapped != entry.mapped:
             entry.mapped, entry.checked, entry.pause = mapped, False, 1
+            entry.likely = any(_is_likely(one) for one in mapped)
         else:
             entry.pause = min(max(1, 2 * entry.pause), LONGEST_PAUSE)
         entry.due = self._round + entry.pause
@@ -218,12 +225,13 @@ class CudaLibraries:
         return len(raw)
 
     def _answer(self, scan: CudaScan) -> None:
+        unchecked = [(pid, entry) for pid, entry in self._kept.items() if entry.mapped and not entry.checked]
+        for pid, entry in sorted(unchecked, key=lambda one: not one[1].likely):
+            self._check(pid, entry)
+            scan.pending += not entry.checked
         for pid, entry in self._kept.items():
             scan.unreadable += entry.unreadable
             scan.readable += not entry.unreadable
-            if not entry.checked and entry.mapped:
-                self._check(pid, entry)
-                scan.pending += not entry.checked
             if entry.found:
                 for library in entry.found:
                     scan.libraries.setdefault(library.key, library)
@@ -235,7 +243,7 @@ class CudaLibraries:
         """Look into the files of a process, as far as this round's bound allows."""
         files = self._files
         entry.checked = True
-        for mapped in sorted(entry.mapped, key=lambda one: not any(word in one.path.lower() for word in _LIKELY)):
+        for mapped in sorted(entry.mapped, key=lambda one: not _is_likely(one)):
             if mapped.key in files:
                 continue
             if self._left <= 0:
