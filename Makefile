@@ -37,9 +37,10 @@ run: $(VENV)/run.done  ## set up, watch this machine for 10 s, draw it, say wher
 corpus: $(VENV)/dev.done  ## record real faults anew, and write how right the rules are over our corpus (root, 2 minutes)
 	$(BIN)/python -m tests.tools.corpus
 
+# Asserts are taken apart in the second look; in the first one each worker would spend 15 s of CPU on preparing them all.
 test:  ## set up all that the tests need, and run them (T=path for some)
 	@$(MAKE) --no-print-directory --jobs 2 $(VENV)/dev.done test-packages
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=15 $(T) || { [ $$? -eq 1 ] && \
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations=15 --assert=plain $(T) || { [ $$? -eq 1 ] && \
 	echo "what failed runs once more, alone: what only the load of the others decided passes, what is broken fails again" && \
 	$(BIN)/python -m pytest --last-failed --last-failed-no-failures none $(T); }
 
@@ -118,6 +119,6 @@ $(VENV)/run.done: pyproject.toml constraints.txt | $(VENV)/bin/python
 
 $(VENV)/dev.done: pyproject.toml constraints.txt | $(VENV)/bin/python
 	$(BIN)/python -m pip install --quiet --no-compile --constraint constraints.txt --editable '.[dev]'
-	@$(BIN)/python -m compileall -qq -j 0 "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" src \
+	@$(BIN)/python -m compileall -qq -j 0 "$$($(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')" src tests \
 		|| true  # some packages bring files for other versions of Python
 	@touch $@ $(VENV)/run.done
