@@ -193,6 +193,7 @@ def test_this_machine_seen_through_a_database(writer: MongoWriter, fleet: Fleet)
         controller.close()
 
 
+@pytest.mark.undisturbed
 def test_ten_thousand_nodes(writer: MongoWriter, fleet: Fleet) -> None:
     first, second = large(10_000, 40_000, 1), large(10_000, 40_000, 2)
     for number, graph in ((1, first), (2, second)):

@@ -112,6 +112,7 @@ def test_what_this_machine_shows_arrives_round_by_round(mongodb: MongoServer, me
         assert {line["collector"] for line in client[database].rounds.find_one()["coverage"]} >= {"host", "sockets"}
 
 
+@pytest.mark.undisturbed
 @pytest.mark.parametrize("policy", ["latest", "spool"])
 def test_ten_thousand_nodes_and_forty_thousand_edges(
     mongodb: MongoServer, members: SubscriberSet, tmp_path: Path, policy: str

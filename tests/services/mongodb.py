@@ -121,7 +121,7 @@ def new_database() -> str:
 
 
 @pytest.fixture(scope="session")
-def mongodb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MongoServer]:
+def shared_mongodb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MongoServer]:
     """The server that all tests of this run share. Not to be killed."""
     base = tmp_path_factory.getbasetemp()
     if "PYTEST_XDIST_WORKER" in os.environ:
@@ -130,6 +130,21 @@ def mongodb(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MongoServer]:
     server.durable = False
     server.start()
     yield server
+    server.release()
+
+
+@pytest.fixture
+def mongodb(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[MongoServer]:
+    """The shared server, or with the mark ``undisturbed`` one of the test's own: large writes beside those of others
+    may stop SecantusDB for good. Not to be killed."""
+    if request.node.get_closest_marker("undisturbed") is None:
+        yield request.getfixturevalue("shared_mongodb")
+        return
+    server = MongoServer(tmp_path / "mongodb")
+    server.durable = False
+    server.start()
+    yield server
+    server.kill()
     server.release()
 
 
