@@ -28,7 +28,7 @@ class Options(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defa
     readings of host and GPUs (0: none). ``max_pending_bytes``: records that wait to be written; beyond it they are
     dropped and counted. ``wait_for_cuda``: CUPTI is not touched before the program has loaded the CUDA driver, so that
     children it forks before that may still use CUDA. ``compress``: gzip finished windows, those that ``cpu_budget_pct``
-    leaves time for: the share of one core that the recorder's threads may cost (0: any). ``gc_ranges``: garbage
+    leaves time for: the share of one core that writing and compressing may cost (0: any). ``gc_ranges``: garbage
     collections are scopes. ``quiet``: no line on stderr, whatever happens.
     """
 
