@@ -11,7 +11,8 @@ import time
 from collections.abc import Callable
 
 _CREDIT_NS = 100_000_000
-"""Spent ahead, so that short sessions are compressed: gzip of about 30 MB."""
+"""Spent ahead, so that short sessions are compressed: gzip of about 30 MB. Saved again within ``_CREDIT_S``."""
+_CREDIT_S = 60.0
 _NS_PER_BYTE = 3.0
 """Of gzip before any was measured: igzip, level 1, on rows of numbers."""
 
@@ -75,7 +76,7 @@ class CpuBudget:
             self._under_way = None
         self.windows += 1
         elapsed_s = self._now_s() - (self._since_s or 0.0)
-        allowed_ns = self._share * elapsed_s * 1e9 + _CREDIT_NS
+        allowed_ns = self._share * elapsed_s * 1e9 + _CREDIT_NS * max(0.0, 1 - elapsed_s / _CREDIT_S)
         if self._share and not needed and self.spent_ns + size_bytes * self._ns_per_byte > allowed_ns:
             self.plain += 1
             return False
