@@ -247,6 +247,12 @@ def test_never_more_than_half_of_what_may_be_opened() -> None:
     assert len(found.processes) == 16, "one thread each, as far as it goes"
 
 
+def test_where_not_one_group_has_room_nothing_is_opened() -> None:
+    rig = Rig(limit=4)
+    found = rig.round(process(10, 1))
+    assert (found.descriptors_count, found.short) == (0, errno.EMFILE) and not rig.kernel.threads
+
+
 def test_a_group_that_cannot_be_read_any_more_is_closed() -> None:
     rig = Rig()
     rig.round(process(10, 2))

@@ -244,7 +244,7 @@ class PerfEvents:
         for tid in missing:
             if len(groups) >= threads_at_most:
                 break
-            if self._descriptors_count + max(1, len(self._attrs)) > room:
+            if self._descriptors_count + (len(self._attrs) or len(sets[0].events)) > room:
                 self._short = errno.EMFILE
                 break
             try:
