@@ -373,10 +373,11 @@ def test_forks_while_other_threads_import_launch_and_write(rig: Rig) -> None:
     """A child never waits for what a thread of its parent was in the middle of: an import, a write, a delivery."""
     done = rig.run(
         """
-        import os, threading, time
+        import os, threading, time, warnings
         import cupti.cupti as played
         import gpuflight
 
+        warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 and later, of what is done here on purpose
         gpuflight.init(wait_for_cuda=False)
         stop = threading.Event()
 
