@@ -30,9 +30,8 @@ class CpuBudget:
         self._now_s = now_s
         self._since_s: float | None = None
         self._clocks: dict[int, int] = {}
-        self._begun_ns: dict[int, int] = {}
         self._seen_ns: dict[int, int] = {}
-        self._left_ns = 0
+        self._base_ns = 0  # CPU of threads that left, less what those that are watched had used before
         self._ns_per_byte = _NS_PER_BYTE
         self._under_way: tuple[int, int] | None = None
         self._lock = threading.Lock()
@@ -43,7 +42,8 @@ class CpuBudget:
         with self._lock:
             if thread not in self._clocks:
                 self._clocks[thread] = time.pthread_getcpuclockid(threading.get_ident())
-                self._begun_ns[thread] = self._seen_ns[thread] = time.thread_time_ns()
+                self._seen_ns[thread] = now_ns = time.thread_time_ns()
+                self._base_ns -= now_ns
             if self._since_s is None:
                 self._since_s = self._now_s()
 
@@ -53,7 +53,7 @@ class CpuBudget:
             thread = threading.get_native_id()
             if self._clocks.pop(thread, None) is not None:
                 del self._seen_ns[thread]
-                self._left_ns += time.thread_time_ns() - self._begun_ns.pop(thread)
+                self._base_ns += time.thread_time_ns()
 
     @property
     def spent_ns(self) -> int:
@@ -64,7 +64,7 @@ class CpuBudget:
                     self._seen_ns[thread] = time.clock_gettime_ns(clock)
                 except OSError:  # it ended without a word: what was seen last
                     continue
-            return self._left_ns + sum(seen - self._begun_ns[thread] for thread, seen in self._seen_ns.items())
+            return self._base_ns + sum(self._seen_ns.values())
 
     def allows(self, size_bytes: int, needed: bool) -> bool:
         """Whether a window of that size may be compressed now, by the calling thread. ``needed``: it must be."""
